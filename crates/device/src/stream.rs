@@ -1,0 +1,63 @@
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use structure_core::Refusal;
+
+use crate::CudaDevice;
+use crate::driver::Named;
+
+/// A `cudaStream_t` or `CUstream` as launchers take it.
+pub type RawStream = *mut c_void;
+
+/// Work in order on one device.
+#[derive(Clone)]
+pub struct Stream {
+    device: CudaDevice,
+    stream: Arc<CudaStream>,
+}
+
+impl Stream {
+    pub(crate) fn new(device: CudaDevice, stream: Arc<CudaStream>) -> Self {
+        Stream { device, stream }
+    }
+
+    /// Wraps a stream that another library owns, so that our work joins its order.
+    ///
+    /// # Safety
+    /// `raw` is a live stream of `device`'s primary context and outlives every clone of the result.
+    pub unsafe fn from_raw(device: &CudaDevice, raw: RawStream) -> Self {
+        // SAFETY: the caller's promise is exactly what cudarc asks for.
+        let stream = unsafe { device.context().wrap_borrowed_stream(raw.cast()) };
+        Stream { device: device.clone(), stream }
+    }
+
+    /// The device it runs on.
+    pub fn device(&self) -> &CudaDevice {
+        &self.device
+    }
+
+    /// The raw handle, for a launcher. The device's context must be current: see [`CudaDevice::make_current`].
+    pub fn raw(&self) -> RawStream {
+        self.stream.cu_stream().cast()
+    }
+
+    /// Waits until all work so far is done.
+    ///
+    /// # Errors
+    /// [`Refusal::Cuda`] when that work failed; a fault in a kernel is reported here.
+    pub fn synchronize(&self) -> Result<(), Refusal> {
+        self.stream.synchronize().named("cuStreamSynchronize")
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:?} on {:?})", self.raw(), self.device)
+    }
+}
