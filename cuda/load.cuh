@@ -1,0 +1,13 @@
+// Loads: weights stream past the caches, activations stay in them.
+#pragma once
+
+#include <cstdint>
+
+// 16 bytes that this call reads once: kept out of L1, so that they do not push activations out.
+__device__ __forceinline__ uint4 load_streaming(const uint4 *address) {
+    uint4 value;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(address));
+    return value;
+}
