@@ -1,0 +1,83 @@
+use device::Device;
+use structure_core::{Refusal, Registration};
+
+use crate::{BoundProj, DenseWeights};
+
+/// The structure's name in the registry.
+pub const STRUCTURE: &str = "linear_proj";
+
+/// What a bind is given.
+#[derive(Clone, Copy, Debug)]
+pub struct Bind<'a> {
+    /// The seat's path, for receipts and refusals.
+    pub seat: &'a str,
+    /// Dense weights `[N, K]`.
+    pub weights: DenseWeights<'a>,
+    /// N elements added in FP32 before the one rounding, or none.
+    pub bias: Option<&'a [f32]>,
+    /// Where it is to run.
+    pub device: &'a Device,
+}
+
+/// What an implementation gives its registration.
+pub struct Factory {
+    /// Packs the weights, runs the smoke, writes the receipt. The door has checked the bind against the envelope.
+    pub bind: fn(&Bind<'_>) -> Result<Box<dyn BoundProj>, Refusal>,
+}
+
+/// The typed way to an implementation of `linear_proj`.
+#[derive(Clone, Copy)]
+pub struct Door {
+    registration: &'static Registration,
+    factory: &'static Factory,
+}
+
+impl Door {
+    /// The door of a registration.
+    ///
+    /// # Errors
+    /// [`Refusal::ForeignFactory`] when it is not an implementation of `linear_proj` of this version.
+    pub fn of(registration: &'static Registration) -> Result<Self, Refusal> {
+        let factory = registration.factory.downcast_ref::<Factory>();
+        factory
+            .map(|factory| Door { registration, factory })
+            .ok_or(Refusal::ForeignFactory { id: registration.id, structure: STRUCTURE })
+    }
+
+    /// What the implementation says of itself.
+    pub fn registration(&self) -> &'static Registration {
+        self.registration
+    }
+
+    /// Binds weights: all checks first, then the implementation.
+    ///
+    /// # Errors
+    /// [`Refusal::DimOutside`], [`Refusal::DTypeOutside`], [`Refusal::ShapeMismatch`] or [`Refusal::NonFinite`] for
+    /// weights or a bias outside the envelope; [`Refusal::KernelsNotBuilt`] or [`Refusal::ArchUnsupported`] for a
+    /// device it has no code for; [`Refusal::OutOfMemory`], [`Refusal::GateFailed`] or [`Refusal::Cuda`] from the
+    /// implementation.
+    pub fn bind(&self, bind: &Bind<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
+        let Registration { id, envelope, kernels, .. } = self.registration;
+        let (n, k) = (bind.weights.n(), bind.weights.k());
+        envelope.check(bind.seat, &[("N", n as u64), ("K", k as u64)], bind.weights.dtype())?;
+        if let Device::Cuda(gpu) = bind.device {
+            kernels.check(*id, gpu.compute_capability())?;
+        }
+        if let Some(bias) = bind.bias {
+            check_bias(bind.seat, bias, n)?;
+        }
+        bind.weights.check_finite(&format!("{}: weights", bind.seat))?;
+        (self.factory.bind)(bind)
+    }
+}
+
+fn check_bias(seat: &str, bias: &[f32], n: usize) -> Result<(), Refusal> {
+    let what = format!("{seat}: bias");
+    if bias.len() != n {
+        return Err(Refusal::ShapeMismatch { what, expected: vec![n], got: vec![bias.len()] });
+    }
+    match bias.iter().position(|b| !b.is_finite()) {
+        Some(index) => Err(Refusal::NonFinite { what, index, value: bias[index] }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,101 @@
+use std::ops::Range;
+
+use structure_core::{DType, Form, Receipt, Refusal};
+
+use crate::{Rows, RowsMut};
+
+/// Anything that projects rows of K elements to rows of N: a host's own form, or an implementation's.
+///
+/// `&mut self` because scratch memory belongs to one stream at a time.
+pub trait LinearProj: Send {
+    /// Output features.
+    fn n(&self) -> usize;
+
+    /// Input features.
+    fn k(&self) -> usize;
+
+    /// `y[m, n] = sum over k of w[n, k] * x[m, k] + bias[n]`. `x` is `[M, K]`, `y` is `[M, N]` and of the same type.
+    ///
+    /// On a device the call is queued on the stream of `x` and not waited for.
+    ///
+    /// # Errors
+    /// [`Refusal::ShapeMismatch`], [`Refusal::DTypeOutside`] or [`Refusal::WrongDevice`] for rows it cannot take, and
+    /// [`Refusal::Cuda`] when a launch fails.
+    fn project(&mut self, x: Rows<'_>, y: RowsMut<'_>) -> Result<(), Refusal>;
+}
+
+/// An implementation bound to weights.
+pub trait BoundProj: LinearProj {
+    /// The form of call it serves itself.
+    fn form(&self) -> Form;
+
+    /// What was bound.
+    fn receipt(&self) -> &Receipt;
+
+    /// Rows `features` of the weights as it multiplies them, in canonical order, `[len, K]`; for receipts and tests.
+    ///
+    /// # Errors
+    /// [`Refusal::ShapeMismatch`] for features past N, [`Refusal::Cuda`] when they cannot be read back from the device.
+    fn dequantized(&self, features: Range<usize>) -> Result<Vec<f32>, Refusal>;
+}
+
+impl LinearProj for Box<dyn BoundProj> {
+    fn n(&self) -> usize {
+        (**self).n()
+    }
+
+    fn k(&self) -> usize {
+        (**self).k()
+    }
+
+    fn project(&mut self, x: Rows<'_>, y: RowsMut<'_>) -> Result<(), Refusal> {
+        (**self).project(x, y)
+    }
+}
+
+impl BoundProj for Box<dyn BoundProj> {
+    fn form(&self) -> Form {
+        (**self).form()
+    }
+
+    fn receipt(&self) -> &Receipt {
+        (**self).receipt()
+    }
+
+    fn dequantized(&self, features: Range<usize>) -> Result<Vec<f32>, Refusal> {
+        (**self).dequantized(features)
+    }
+}
+
+/// Checks the rows of a call against N and K, and against each other.
+///
+/// # Errors
+/// [`Refusal::ShapeMismatch`], [`Refusal::WrongDevice`] or [`Refusal::DTypeOutside`] that names the side.
+pub fn check_call(seat: &str, n: usize, k: usize, x: &Rows<'_>, y: &RowsMut<'_>) -> Result<(), Refusal> {
+    let mismatch = |side: &str, expected: [usize; 2], got: [usize; 2]| Refusal::ShapeMismatch {
+        what: format!("{seat}: {side}"),
+        expected: expected.to_vec(),
+        got: got.to_vec(),
+    };
+    if x.width() != k {
+        return Err(mismatch("input rows", [x.rows(), k], [x.rows(), x.width()]));
+    }
+    if (y.rows(), y.width()) != (x.rows(), n) {
+        return Err(mismatch("output rows", [x.rows(), n], [y.rows(), y.width()]));
+    }
+    if y.place() != x.place() {
+        return Err(Refusal::WrongDevice {
+            what: format!("{seat}: output"),
+            rows: y.place().to_string(),
+            seat: x.place().to_string(),
+        });
+    }
+    if y.dtype() != x.dtype() {
+        return Err(Refusal::DTypeOutside {
+            what: format!("{seat}: output rows"),
+            dtype: y.dtype().to_string(),
+            accepted: DType::list(&[x.dtype()]),
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,126 @@
+use structure_core::{Decision, Form, Guard, GuardMode, Offer, Receipt, Refusal, SeatLedger, StructureId};
+
+use crate::{BoundProj, LinearProj, Rows, RowsMut};
+
+/// The place in a model where one projection happens.
+///
+/// Holds the host's own form, if the host has one, and at most one implementation. Calls go to the implementation as far
+/// as the guard admits them, and to the host form otherwise.
+pub struct Seat {
+    path: String,
+    n: usize,
+    k: usize,
+    host: Option<Box<dyn LinearProj>>,
+    bound: Option<Bound>,
+}
+
+struct Bound {
+    proj: Box<dyn BoundProj>,
+    guard: Guard,
+}
+
+/// What serves a seat.
+#[derive(Clone, Copy, Debug)]
+pub enum SeatState<'a> {
+    /// The host's own form.
+    Host,
+    /// An implementation, with its receipt and its counts.
+    Bound(&'a Receipt, &'a SeatLedger),
+}
+
+impl Seat {
+    /// A seat that its host form serves.
+    pub fn new(path: impl Into<String>, host: Box<dyn LinearProj>) -> Self {
+        Seat { path: path.into(), n: host.n(), k: host.k(), host: Some(host), bound: None }
+    }
+
+    /// A seat without a host form: a call that `proj` does not serve is refused.
+    pub fn without_host(path: impl Into<String>, proj: Box<dyn BoundProj>) -> Self {
+        let (path, n, k) = (path.into(), proj.n(), proj.k());
+        let guard = Guard::new(path.clone(), proj.form(), GuardMode::Strict, false);
+        Seat { path, n, k, host: None, bound: Some(Bound { proj, guard }) }
+    }
+
+    /// Its path in the checkpoint, such as `model.layers.0.mlp.up_proj`.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Output features.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Input features.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Puts an implementation in front of the host form, in place of any that was there.
+    ///
+    /// # Errors
+    /// [`Refusal::ShapeMismatch`] when its N or K is not the seat's.
+    pub fn bind(&mut self, proj: Box<dyn BoundProj>, mode: GuardMode) -> Result<(), Refusal> {
+        if (proj.n(), proj.k()) != (self.n, self.k) {
+            return Err(Refusal::ShapeMismatch {
+                what: format!("{}: implementation", self.path),
+                expected: vec![self.n, self.k],
+                got: vec![proj.n(), proj.k()],
+            });
+        }
+        let guard = Guard::new(self.path.clone(), proj.form(), mode, self.host.is_some());
+        self.bound = Some(Bound { proj, guard });
+        Ok(())
+    }
+
+    /// Takes the implementation away, if one is bound; the host form, which was never touched, serves every call again.
+    ///
+    /// A seat without a host form keeps its implementation, as nothing else could serve it.
+    pub fn detach(&mut self) -> Option<Box<dyn BoundProj>> {
+        self.host.as_ref()?;
+        self.bound.take().map(|bound| bound.proj)
+    }
+
+    /// Projects `x` `[M, K]` to `y` `[M, N]`: by the implementation where the call has the bound form, by the host form
+    /// otherwise.
+    ///
+    /// # Errors
+    /// [`Refusal::ShapeMismatch`] when `y` does not fit `x`; what the guard says of calls that nothing may serve; what the
+    /// form that runs says.
+    pub fn project(&mut self, x: Rows<'_>, y: RowsMut<'_>) -> Result<(), Refusal> {
+        if let Some(Bound { proj, guard }) = self.bound.as_mut().filter(|bound| !bound.guard.is_detached()) {
+            let offer = Offer { dtype: x.dtype(), width: x.width(), place: x.place(), rows: x.rows() };
+            if guard.admit(offer)? == Decision::Serve {
+                return proj.project(x, y).map_err(|refusal| guard.failed(refusal));
+            }
+        }
+        match &mut self.host {
+            Some(host) => host.project(x, y),
+            // A guard without a host form serves or refuses, and never detaches.
+            None => Err(Refusal::GuardRefused {
+                seat: self.path.clone(),
+                reason: "no form is left to run".to_string(),
+                policy: "the seat has no host form",
+            }),
+        }
+    }
+
+    /// What serves it.
+    pub fn state(&self) -> SeatState<'_> {
+        match &self.bound {
+            Some(bound) => SeatState::Bound(bound.proj.receipt(), bound.guard.ledger()),
+            None => SeatState::Host,
+        }
+    }
+
+    /// The form that calls must have to reach the implementation, if one is bound.
+    pub fn form(&self) -> Option<Form> {
+        self.bound.as_ref().map(|bound| bound.proj.form())
+    }
+
+    /// A row of the model's ledger: path, what is bound and its counts; none while the host form serves.
+    pub fn ledger_row(&self) -> Option<(String, StructureId, SeatLedger)> {
+        let bound = self.bound.as_ref()?;
+        Some((self.path.clone(), bound.proj.receipt().id, bound.guard.ledger().clone()))
+    }
+}
