@@ -1,0 +1,75 @@
+use device::Device;
+use linear_proj::{Bind, BoundProj, DenseWeights, Door, Host, Staged};
+use structure_core::{GuardMode, Refusal};
+
+use crate::{Outcome, Plan, Rule, Target};
+
+/// How [`bind`] binds.
+#[derive(Clone, Copy)]
+pub struct BindOptions<'a> {
+    /// Where implementations run.
+    pub device: &'a Device,
+    /// Whether a host's rows are in host memory although the implementations run on a GPU.
+    pub staged: bool,
+    /// What a seat does with a call that is not of the bound form.
+    pub mode: GuardMode,
+}
+
+/// Binds a host's seats by `rules`. A seat that an implementation refuses stays at the host, and the plan says why.
+///
+/// # Errors
+/// [`Refusal::PatternMatchesNothing`] before anything is bound, for a rule that selects no seat.
+pub fn bind(host: &mut dyn Host, rules: &[Rule], options: BindOptions<'_>) -> Result<Plan, Refusal> {
+    let seats: Vec<(String, usize, usize)> =
+        host.seats().into_iter().map(|seat| (seat.path().to_string(), seat.n(), seat.k())).collect();
+    for rule in rules {
+        if !seats.iter().any(|(path, ..)| rule.selects(path)) {
+            return Err(Refusal::PatternMatchesNothing {
+                pattern: rule.pattern().to_string(),
+                seats: seats.len(),
+                example: seats.first().map(|(path, ..)| path.clone()).unwrap_or_default(),
+            });
+        }
+    }
+    let mut plan = Plan::default();
+    for (path, n, k) in seats {
+        let outcome = match rules.iter().rev().find(|rule| rule.selects(&path)).map(Rule::target) {
+            None => Outcome::Kept { reason: "no rule selects it".to_string() },
+            Some(Target::Host) => Outcome::Kept { reason: "a rule keeps it at the host".to_string() },
+            Some(Target::Variant(door)) => match bind_seat(host, &path, door, options) {
+                Ok(outcome) => outcome,
+                Err(refusal) => Outcome::Refused { id: door.registration().id, reason: refusal.to_string() },
+            },
+        };
+        plan.push(path, [n, k], outcome);
+    }
+    Ok(plan)
+}
+
+fn bind_seat(
+    host: &mut dyn Host,
+    path: &str,
+    door: &Door,
+    options: BindOptions<'_>,
+) -> Result<Outcome, Refusal> {
+    let missing = || Refusal::MissingTensor { path: "the host".to_string(), tensor: path.to_string() };
+    let weights = host.weights(path).ok_or_else(missing)?;
+    let proj = make(path, weights, door, options)?;
+    let receipt = proj.receipt().clone();
+    let seat = host.seat_mut(path).ok_or_else(missing)?;
+    seat.bind(proj, options.mode)?;
+    Ok(Outcome::Bound { digest: receipt.digest(), receipt: Box::new(receipt) })
+}
+
+fn make(
+    path: &str,
+    weights: DenseWeights<'_>,
+    door: &Door,
+    options: BindOptions<'_>,
+) -> Result<Box<dyn BoundProj>, Refusal> {
+    let proj = door.bind(&Bind { seat: path, weights, bias: None, device: options.device })?;
+    match options.device {
+        Device::Cuda(gpu) if options.staged => Ok(Box::new(Staged::new(proj, &gpu.new_stream()?)?)),
+        _ => Ok(proj),
+    }
+}

@@ -1,0 +1,4 @@
+//! Implementation crates by name: a crate that no code names is dropped by the linker, and its registration with it.
+
+#[cfg(feature = "linear-proj-w8a16-static")]
+use linear_proj_w8a16_static as _;
