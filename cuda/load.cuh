@@ -1,4 +1,7 @@
 // Loads: weights stream past the caches, activations stay in them.
+//
+// Neither goes through the read-only path (`.nc`): the assembler moves those loads down to their first use, across barriers
+// too, and a lane then has one under way instead of all that a kernel wrote together.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +9,19 @@
 // 16 bytes that this call reads once: kept out of L1, so that they do not push activations out.
 __device__ __forceinline__ uint4 load_streaming(const uint4 *address) {
     uint4 value;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "l"(address));
+                 : "l"(address)
+                 : "memory");
+    return value;
+}
+
+// 16 bytes that other blocks read too.
+__device__ __forceinline__ uint4 load_cached(const uint4 *address) {
+    uint4 value;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(address)
+                 : "memory");
     return value;
 }

@@ -5,6 +5,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "load.cuh"
+
 __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
@@ -40,7 +42,7 @@ __device__ __forceinline__ uint4 load_row8(const T *row, int64_t k, int64_t K) {
         alignas(16) T in[8];
 #pragma unroll
         for (int i = 0; i < static_cast<int>(sizeof(in) / 16); i++)
-            reinterpret_cast<uint4 *>(in)[i] = __ldg(reinterpret_cast<const uint4 *>(row + k) + i);
+            reinterpret_cast<uint4 *>(in)[i] = load_cached(reinterpret_cast<const uint4 *>(row + k) + i);
 #pragma unroll
         for (int i = 0; i < 8; i++) out.value[i] = to_bf16(in[i]);
     } else {

@@ -1,13 +1,17 @@
 // linear_proj/w8a16_static, decode band: M = 1 to 16 rows, row-invariant, each weight read once.
 //
-// One tensor-core form serves every M: 16 weight rows on the row side of the MMA, tokens on its 8 columns, two column
-// tiles for M > 8. A token's column meets the same weights in the same order whatever M is, so its bits do not depend on the
-// other rows. A CTA owns 16 output features; its warps take the 32-wide tiles of K in turn and their partial sums are
-// added in warp order.
+// One tensor-core form serves every M: 16 weight rows (a row group) on the row side of the MMA, tokens on its 8 columns, two
+// column tiles for M > 8. A token's column meets the same weights in the same order whatever M is, so its bits do not
+// depend on the other rows. K is split over the blocks of a cluster and the warps of a block, by N and K alone; each warp
+// takes every fourth 32-wide tile of its slice, and the partial sums are added in the order of slice and warp.
+//
+// What differs between forms is only what does not show in the bits: how many row groups share one fetch of the
+// activations, and how many loads a lane has under way.
 #include "w8a16_static.h"
 
 #include <cuda_runtime.h>
 
+#include "cluster.cuh"
 #include "convert.cuh"
 #include "load.cuh"
 #include "mma.cuh"
@@ -15,104 +19,167 @@
 
 namespace {
 
-constexpr int WARPS = 8;      // warps of a CTA: how many ways K is split
-constexpr int IN_FLIGHT = 4;  // 16-byte weight loads that a lane has under way
-constexpr int TILE_N = 16;    // output features of a CTA
-constexpr int TILE_K = 32;    // k of one 16-byte load of a lane: two MMA steps
-constexpr int COLUMNS = 8;    // tokens of a column tile
+constexpr int WARPS = 4;    // warps of a block: how many ways it splits its slice of K
+constexpr int GROUP = 16;   // output features of a row group
+constexpr int TILE_K = 32;  // k of one 16-byte load of a lane: two MMA steps
+constexpr int COLUMNS = 8;  // tokens of a column tile
 
-// One tile of weights (16 bytes a lane: row g in x and y, row g + 8 in z and w) times 8 activations of the lane's column.
-__device__ __forceinline__ void multiply(float (&sum)[4], const uint4 &w, const uint4 &x) {
+// One tile of weights (16 bytes a lane: row g in x and y, row g + 8 in z and w) times 8 activations of each of the lane's
+// columns. The weights are converted once for all column tiles.
+template <int ColumnTiles>
+__device__ __forceinline__ void multiply(float (&sum)[ColumnTiles][4], const uint4 &w, const uint4 (&x)[ColumnTiles]) {
     const uint32_t first[4] = {bf16x2_from_int8<0>(w.x), bf16x2_from_int8<0>(w.z), bf16x2_from_int8<1>(w.x),
                                bf16x2_from_int8<1>(w.z)};
-    mma_m16n8k16(sum, first, x.x, x.y);
     const uint32_t second[4] = {bf16x2_from_int8<0>(w.y), bf16x2_from_int8<0>(w.w), bf16x2_from_int8<1>(w.y),
                                 bf16x2_from_int8<1>(w.w)};
-    mma_m16n8k16(sum, second, x.z, x.w);
+#pragma unroll
+    for (int c = 0; c < ColumnTiles; c++) {
+        mma_m16n8k16(sum[c], first, x[c].x, x[c].y);
+        mma_m16n8k16(sum[c], second, x[c].z, x[c].w);
+    }
 }
 
-// weights: [ceil(N / 16), ceil(K / 32), 32, 16] INT8; scales, bias: [N]; x: [M, K]; y: [M, N]; M <= 8 * ColumnTiles.
-template <typename T, int ColumnTiles, bool Aligned>
-__global__ void __launch_bounds__(WARPS * 32)
-    project(const uint4 *__restrict__ weights, const float *__restrict__ scales, const float *__restrict__ bias,
-            const T *__restrict__ x, T *__restrict__ y, int M, int64_t N, int64_t K) {
+struct Operands {
+    const uint4 *weights;  // [ceil(N / 16), ceil(K / 32), 32 lanes] of 16 INT8
+    const float *scales;   // [N]
+    const float *bias;     // [N], or null
+    int64_t N, K;
+    int M;
+    int slice_bits;  // log2 of the blocks of a cluster
+};
+
+// x: [M, K]; y: [M, N]; M <= 8 * ColumnTiles. A cluster owns `Groups` row groups, its block of rank r the r-th slice of K.
+template <typename T, int Groups, int InFlight, int ColumnTiles, bool Aligned>
+__global__ void __launch_bounds__(WARPS * 32) project(const Operands op, const T *__restrict__ x, T *__restrict__ y) {
+    extern __shared__ float partial[];  // [slices * WARPS][M][16 * Groups / slices]
+    cluster_arrive_relaxed();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int g = lane / 4, t = lane % 4;
-    const int64_t tiles = (K + TILE_K - 1) / TILE_K;
-    const uint4 *tile = weights + blockIdx.x * tiles * 32 + lane;
+    const int slices = 1 << op.slice_bits, rank = blockIdx.x & (slices - 1);
+    const int64_t first_group = static_cast<int64_t>(blockIdx.x >> op.slice_bits) * Groups;
+    const int64_t last_group = (op.N - 1) / GROUP;
+    const int64_t tiles = (op.K + TILE_K - 1) / TILE_K;
+    const int64_t begin = (tiles * rank) >> op.slice_bits, end = (tiles * (rank + 1)) >> op.slice_bits;
 
-    float sum[ColumnTiles][4] = {};
-    for (int64_t first = warp; first < tiles; first += WARPS * IN_FLIGHT) {
-        uint4 w[IN_FLIGHT], in[ColumnTiles][IN_FLIGHT];
+    const uint4 *rows[Groups];  // past the last group its weights are read again, and their sums left out
 #pragma unroll
-        for (int i = 0; i < IN_FLIGHT; i++) {
-            const int64_t index = first + i * WARPS;
-            w[i] = index < tiles ? load_streaming(tile + index * 32) : make_uint4(0, 0, 0, 0);
-        }
+    for (int r = 0; r < Groups; r++) rows[r] = op.weights + min(first_group + r, last_group) * tiles * 32 + lane;
+
+    float sum[Groups][ColumnTiles][4] = {};
+    for (int64_t first = begin + warp; first < end; first += WARPS * InFlight) {
+        uint4 w[InFlight][Groups], in[InFlight][ColumnTiles];
 #pragma unroll
-        for (int i = 0; i < IN_FLIGHT; i++) {
-            const int64_t k = (first + i * WARPS) * TILE_K + t * 8;
+        for (int i = 0; i < InFlight; i++)
+#pragma unroll
+            for (int r = 0; r < Groups; r++) {
+                const int64_t tile = first + i * WARPS;
+                w[i][r] = tile < end ? load_streaming(rows[r] + tile * 32) : make_uint4(0, 0, 0, 0);
+            }
+#pragma unroll
+        for (int i = 0; i < InFlight; i++)
 #pragma unroll
             for (int c = 0; c < ColumnTiles; c++) {
+                const int64_t tile = first + i * WARPS;
                 const int m = c * COLUMNS + g;
-                in[c][i] = m < M ? load_row8<Aligned>(x + m * K, k, K) : make_uint4(0, 0, 0, 0);
+                in[i][c] = m < op.M && tile < end ? load_row8<Aligned>(x + m * op.K, tile * TILE_K + t * 8, op.K)
+                                                  : make_uint4(0, 0, 0, 0);
             }
-        }
+        // No load moves down past here, so all of a step are under way together.
+        __syncwarp();
 #pragma unroll
-        for (int i = 0; i < IN_FLIGHT; i++)
+        for (int i = 0; i < InFlight; i++)
 #pragma unroll
-            for (int c = 0; c < ColumnTiles; c++) multiply(sum[c], w[i], in[c][i]);
+            for (int r = 0; r < Groups; r++) multiply<ColumnTiles>(sum[r], w[i][r], in[i]);
     }
 
-    // Partial sums by warp, feature and token. The lane holds tokens 2t and 2t + 1 of features g and g + 8.
-    __shared__ float partial[WARPS][TILE_N][ColumnTiles * COLUMNS];
+    // Feature f is finished by rank f % slices. The lane holds tokens 2t and 2t + 1 of features g and g + 8.
+    const int finishes = (GROUP * Groups) >> op.slice_bits;
+    float *mine = partial + (rank * WARPS + warp) * op.M * finishes;
+    cluster_wait();
 #pragma unroll
-    for (int c = 0; c < ColumnTiles; c++)
+    for (int r = 0; r < Groups; r++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) partial[warp][g + i / 2 * 8][c * COLUMNS + t * 2 + i % 2] = sum[c][i];
-    __syncthreads();
+        for (int c = 0; c < ColumnTiles; c++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int feature = r * GROUP + g + i / 2 * 8, m = c * COLUMNS + t * 2 + i % 2;
+                float *local = mine + m * finishes + (feature >> op.slice_bits);
+                if (m < op.M) store_to_rank(local, feature & (slices - 1), sum[r][c][i]);
+            }
+    cluster_sync();
 
-    // Neighbouring threads write neighbouring features.
-    for (int index = threadIdx.x; index < TILE_N * M; index += WARPS * 32) {
-        const int feature = index % TILE_N, m = index / TILE_N;
-        const int64_t n = static_cast<int64_t>(blockIdx.x) * TILE_N + feature;
-        if (n >= N) continue;
-        float total = partial[0][feature][m];
-#pragma unroll
-        for (int w = 1; w < WARPS; w++) total = __fadd_rn(total, partial[w][feature][m]);
-        total = __fmul_rn(scales[n], total);
-        if (bias != nullptr) total = __fadd_rn(total, bias[n]);
-        y[m * N + n] = from_bf16<T>(__float2bfloat16_rn(total));
+    for (int index = threadIdx.x; index < finishes * op.M; index += WARPS * 32) {
+        const int feature = index % finishes, m = index / finishes;
+        const int64_t n = first_group * GROUP + (feature << op.slice_bits) + rank;
+        if (n >= op.N) continue;
+        float total = partial[index];
+        for (int part = 1; part < slices * WARPS; part++)
+            total = __fadd_rn(total, partial[part * op.M * finishes + index]);
+        total = __fmul_rn(op.scales[n], total);
+        if (op.bias != nullptr) total = __fadd_rn(total, op.bias[n]);
+        y[m * op.N + n] = from_bf16<T>(__float2bfloat16_rn(total));
     }
 }
 
 template <typename T>
-using Kernel = void (*)(const uint4 *, const float *, const float *, const T *, T *, int, int64_t, int64_t);
+struct Form {
+    void (*kernel)(Operands, const T *, T *);
+    int groups;
+};
 
+// The row groups of a block for N features: few where there are few, so that every multiprocessor has work; up to three, so
+// that blocks are few enough to be resident at once.
+int groups_for(int64_t n, int slices) {
+    constexpr int64_t RESIDENT = 6 * 132;
+    const int64_t blocks = (n + GROUP - 1) / GROUP * slices;
+    return blocks <= RESIDENT ? 1 : blocks <= 2 * RESIDENT ? 2 : 3;
+}
+
+// Unaligned rows are rare and slow by nature: one form serves them.
 template <typename T>
-Kernel<T> kernel(int64_t m, int64_t k) {
-    const bool wide = m > COLUMNS, aligned = k % 8 == 0;
-    if (aligned) return wide ? project<T, 2, true> : project<T, 1, true>;
-    return wide ? project<T, 2, false> : project<T, 1, false>;
+Form<T> form(int64_t m, int64_t n, int64_t k, int slices) {
+    const bool wide = m > COLUMNS;
+    if (k % 8 != 0) return wide ? Form<T>{project<T, 1, 4, 2, false>, 1} : Form<T>{project<T, 1, 4, 1, false>, 1};
+    switch (groups_for(n, slices)) {
+        case 1: return wide ? Form<T>{project<T, 1, 4, 2, true>, 1} : Form<T>{project<T, 1, 4, 1, true>, 1};
+        case 2: return wide ? Form<T>{project<T, 2, 2, 2, true>, 2} : Form<T>{project<T, 2, 2, 1, true>, 2};
+        default: return wide ? Form<T>{project<T, 4, 1, 2, true>, 4} : Form<T>{project<T, 3, 2, 1, true>, 3};
+    }
 }
 
 template <typename T>
 cudaError_t launch(const w8a16_static_call &call, cudaStream_t stream) {
-    const int64_t blocks = (call.n + TILE_N - 1) / TILE_N;
-    kernel<T>(call.m, call.k)<<<static_cast<unsigned>(blocks), WARPS * 32, 0, stream>>>(
-        static_cast<const uint4 *>(call.weights), call.scales, call.bias, static_cast<const T *>(call.x),
-        static_cast<T *>(call.y), static_cast<int>(call.m), call.n, call.k);
-    return cudaGetLastError();
+    const Form<T> form_ = form<T>(call.m, call.n, call.k, call.slices);
+    const int64_t features = GROUP * form_.groups;
+    const int64_t blocks = (call.n + features - 1) / features * call.slices;
+
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = static_cast<unsigned>(call.slices);
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(WARPS * 32);
+    config.dynamicSmemBytes = WARPS * features * call.m * sizeof(float);
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = call.slices > 1 ? 1 : 0;
+
+    const Operands op = {static_cast<const uint4 *>(call.weights), call.scales, call.bias, call.n, call.k,
+                         static_cast<int>(call.m), __builtin_ctz(call.slices)};
+    return cudaLaunchKernelEx(&config, form_.kernel, op, static_cast<const T *>(call.x), static_cast<T *>(call.y));
 }
 
 template <typename T>
 cudaError_t prepare() {
+    constexpr int64_t MANY = int64_t{1} << 30;
     for (int64_t m : {1, 16})
-        for (int64_t k : {1, 8}) {
-            cudaFuncAttributes attributes;
-            const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel<T>(m, k));
-            if (error != cudaSuccess) return error;
-        }
+        for (int64_t k : {1, 8})
+            for (int64_t n : {int64_t{16}, int64_t{16} * 1000, MANY}) {
+                cudaFuncAttributes attributes;
+                const cudaError_t error = cudaFuncGetAttributes(&attributes, form<T>(m, n, k, 1).kernel);
+                if (error != cudaSuccess) return error;
+            }
     return cudaSuccess;
 }
 
@@ -125,7 +192,9 @@ extern "C" int w8a16_static_prepare(void) {
 }
 
 extern "C" int w8a16_static_project(const w8a16_static_call *call, cudaStream_t stream) {
-    if (call->m < 1 || call->m > 2 * COLUMNS || call->n < 1 || call->k < 1) return cudaErrorInvalidValue;
+    const bool rows = call->m >= 1 && call->m <= 2 * COLUMNS;
+    const bool slices = call->slices >= 1 && call->slices <= 8 && GROUP % call->slices == 0;
+    if (!rows || !slices || call->n < 1 || call->k < 1) return cudaErrorInvalidValue;
     switch (call->dtype) {
         case W8A16_STATIC_F32: return launch<float>(*call, stream);
         case W8A16_STATIC_F16: return launch<__half>(*call, stream);

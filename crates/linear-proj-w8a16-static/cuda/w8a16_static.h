@@ -29,6 +29,7 @@ typedef struct {
     int64_t n;            /* at least 1 */
     int64_t k;            /* at least 1 */
     int32_t dtype;        /* one of the above */
+    int32_t slices;       /* into how many parts K is cut: 1, 2, 4 or 8, and 1 before sm_90; the same for every M */
 } w8a16_static_call;
 
 /* Loads the kernels into the current context, so that no later call does. Returns a cudaError_t. */

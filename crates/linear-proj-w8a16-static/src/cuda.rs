@@ -7,7 +7,7 @@ use std::ptr;
 
 use device::{Buffer, Stream};
 use linear_proj::{BoundProj, LinearProj, Rows, RowsData, RowsMut, RowsMutData, check_call};
-use structure_core::{DType, Form, Place, Receipt, Refusal};
+use structure_core::{ComputeCapability, DType, Form, Place, Receipt, Refusal};
 
 use crate::pack::{Quantized, TILE, TILE_K, TILE_N, check_features, dequantize, pack, unpack};
 use crate::{DTYPES, ENVELOPE, ffi};
@@ -22,6 +22,8 @@ pub(crate) struct CudaArm {
     scales: Buffer<f32>,
     /// `[N]`.
     bias: Option<Buffer<f32>>,
+    /// Into how many parts K is cut.
+    slices: usize,
     /// For reading back; calls run on the stream of their rows.
     stream: Stream,
     pub receipt: Receipt,
@@ -48,9 +50,25 @@ impl CudaArm {
             weights: Buffer::from_host(stream, &packed, &[n.div_ceil(TILE_N), k.div_ceil(TILE_K), TILE])?,
             scales: Buffer::from_host(stream, &quantized.scales, &[n])?,
             bias: bias.map(|bias| Buffer::from_host(stream, bias, &[n])).transpose()?,
+            slices: slices(n, stream.device().compute_capability()),
             stream: stream.clone(),
             receipt,
         })
+    }
+}
+
+/// Into how many parts K is cut, each for one block of a cluster: more where N alone gives too few blocks to keep the memory
+/// bus busy. By N and the architecture alone, so that the order of a sum does not depend on M.
+fn slices(n: usize, device: ComputeCapability) -> usize {
+    // Clusters are sm_90's.
+    if device.major < 9 {
+        return 1;
+    }
+    match n.div_ceil(TILE_N) {
+        0..=63 => 8,
+        64..=127 => 4,
+        128..=2111 => 2,
+        _ => 1,
     }
 }
 
@@ -98,6 +116,7 @@ impl LinearProj for CudaArm {
             n: self.n as i64,
             k: self.k as i64,
             dtype: dtype as i32,
+            slices: self.slices as i32,
         };
         gpu.make_current()?;
         // SAFETY: the pointers are device memory of this device with the lengths that `check_call` and the buffers' shapes

@@ -31,6 +31,7 @@ pub struct w8a16_static_call {
     pub n: i64,
     pub k: i64,
     pub dtype: i32,
+    pub slices: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -47,6 +48,8 @@ const _: () = {
     ["Offset of field: w8a16_static_call::n"][::std::mem::offset_of!(w8a16_static_call, n) - 48usize];
     ["Offset of field: w8a16_static_call::k"][::std::mem::offset_of!(w8a16_static_call, k) - 56usize];
     ["Offset of field: w8a16_static_call::dtype"][::std::mem::offset_of!(w8a16_static_call, dtype) - 64usize];
+    ["Offset of field: w8a16_static_call::slices"]
+        [::std::mem::offset_of!(w8a16_static_call, slices) - 68usize];
 };
 unsafe extern "C" {
     pub fn w8a16_static_prepare() -> ::std::os::raw::c_int;
