@@ -55,3 +55,8 @@ pub fn get(structure: &str, variant: &str) -> Result<&'static Registration, Refu
 pub fn linear_proj(variant: &str) -> Result<Door, Refusal> {
     Door::of(get(linear_proj::STRUCTURE, variant)?)
 }
+
+/// The README's example, kept compiling and running.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

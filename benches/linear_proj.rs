@@ -1,0 +1,149 @@
+//! Benches of `linear_proj`. With a GPU: time against the floor, a table, and `results/<gpu>.json`. Without: the CPU arms.
+//!
+//! `cargo xtask bench linear_proj/w8a16_static` runs one implementation.
+
+use anyhow::Result;
+use criterion::{BenchmarkId, Criterion, Throughput};
+use device::Device;
+use half::bf16;
+use linear_proj::{Bind, DenseWeights, Rows, RowsMut};
+
+fn main() -> Result<()> {
+    #[cfg(kernels_built)]
+    if let Ok(gpu) = device::CudaDevice::open(0) {
+        return on_gpu::run(&gpu);
+    }
+    let mut criterion = Criterion::default().configure_from_args();
+    for registration in structures::list()? {
+        if registration.id.structure == linear_proj::STRUCTURE {
+            cpu_arm(&mut criterion, registration.id.variant)?;
+        }
+    }
+    criterion.final_summary();
+    Ok(())
+}
+
+/// One projection of a small host, at one row and at a full band.
+fn cpu_arm(criterion: &mut Criterion, variant: &str) -> Result<()> {
+    let (n, k) = (1024, 5120);
+    let weights = benches::random::uniform_bf16(n * k, 1);
+    let bind = Bind {
+        seat: "bench",
+        weights: DenseWeights::from_bf16(n, k, &weights)?,
+        bias: None,
+        device: &Device::Cpu,
+    };
+    let mut proj = structures::linear_proj(variant)?.bind(&bind)?;
+    let mut group = criterion.benchmark_group(format!("linear_proj/{variant}"));
+    group.sample_size(20);
+    for m in [1, 16] {
+        let x = benches::random::uniform_bf16(m * k, 2);
+        let mut y = vec![bf16::ZERO; m * n];
+        group.throughput(Throughput::Elements((m * n * k) as u64));
+        group.bench_function(BenchmarkId::new("cpu", format!("{n}x{k}/M{m}")), |bencher| {
+            bencher.iter(|| {
+                let output = RowsMut::host(&mut y[..], m, n)?;
+                proj.project(Rows::host(&x[..], m, k)?, output)
+            });
+        });
+    }
+    group.finish();
+    Ok(())
+}
+
+#[cfg(kernels_built)]
+mod on_gpu {
+    use std::path::PathBuf;
+
+    use anyhow::{Context, Result};
+    use benches::gpu;
+    use benches::results::{Results, Row};
+    use device::{Buffer, CudaDevice, Device, Stream};
+    use half::bf16;
+    use linear_proj::{Bind, BoundProj, DenseWeights, Rows, RowsMut};
+    use structure_core::Registration;
+    use time::OffsetDateTime;
+
+    /// N and K of the projections of the 27B host, and its vocabulary head.
+    const SHAPES: &[(usize, usize)] =
+        &[(17408, 5120), (5120, 17408), (12288, 5120), (5120, 6144), (1024, 5120), (248_320, 5120)];
+    const ROWS: &[usize] = &[1, 2, 4, 8, 16];
+
+    pub fn run(gpu: &CudaDevice) -> Result<()> {
+        let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
+        let stream = gpu.new_stream()?;
+        let read_gbs = gpu::read_bandwidth(&stream)?;
+        eprintln!("{}: streaming read {read_gbs:.0} GB/s", gpu.name());
+        let mut rows = Vec::new();
+        for registration in structures::list()? {
+            if registration.id.structure == linear_proj::STRUCTURE
+                && registration.id.to_string().contains(&filter)
+            {
+                for &(n, k) in SHAPES {
+                    rows.extend(measure(registration, &stream, n, k, read_gbs)?);
+                }
+            }
+        }
+        let results = Results {
+            gpu: gpu.name().to_string(),
+            driver: driver_version(),
+            cuda: gpu.driver_cuda_version()?,
+            date: OffsetDateTime::now_utc().date().to_string(),
+            read_gbs,
+            sources: env!("STRUCTURES_SOURCES_DIGEST").to_string(),
+            rows,
+        };
+        println!("{}", results.table());
+        let folder =
+            std::env::var_os("STRUCTURES_RESULTS").map_or_else(|| PathBuf::from("results"), PathBuf::from);
+        println!("written to {}", results.write(&folder).context("results")?.display());
+        Ok(())
+    }
+
+    /// The number in `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build ...`.
+    fn driver_version() -> String {
+        let version = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+        let is_version =
+            |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
+        version.split_whitespace().find(is_version).unwrap_or("unknown").to_string()
+    }
+
+    fn measure(
+        registration: &Registration,
+        stream: &Stream,
+        n: usize,
+        k: usize,
+        read_gbs: f64,
+    ) -> Result<Vec<Row>> {
+        let id = registration.id.to_string();
+        let weights = benches::random::uniform_bf16(n * k, 1);
+        let device = Device::Cuda(stream.device().clone());
+        let bind = Bind {
+            seat: "bench",
+            weights: DenseWeights::from_bf16(n, k, &weights)?,
+            bias: None,
+            device: &device,
+        };
+        let door = structures::linear_proj(registration.id.variant)?;
+        let mut bound: Vec<Box<dyn BoundProj>> = vec![door.bind(&bind)?];
+        let weight_bytes = bound[0].receipt().weight_bytes as usize;
+        while bound.len() < gpu::copies(weight_bytes) {
+            bound.push(door.bind(&bind)?);
+        }
+        let mut rows = Vec::new();
+        for &m in ROWS {
+            let x = Buffer::from_host(stream, &benches::random::uniform_bf16(m * k, 2), &[m, k])?;
+            let mut y = Buffer::<bf16>::zeros(stream, &[m, n])?;
+            let us = gpu::time(stream, bound.len(), |copy| {
+                let output = RowsMut::device(y.view_mut(), m, n)?;
+                bound[copy].project(Rows::device(x.view(), stream, m, k)?, output)
+            })?;
+            let bytes = (weight_bytes + m * (n + k) * size_of::<bf16>()) as f64;
+            let row =
+                Row { n: Some(n), k: Some(k), m: Some(m), ..Row::new(&id, "project", us, bytes, read_gbs) };
+            eprintln!("{id} {n} x {k}, M = {m}: {us:.2} us, {:.3} of the floor", row.ratio);
+            rows.push(row);
+        }
+        Ok(rows)
+    }
+}

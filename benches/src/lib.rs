@@ -1,0 +1,25 @@
+//! How everything here is measured.
+//!
+//! On a GPU ([`gpu`]): the floor of a call is the fewest bytes it must read and write, over the read bandwidth that our own
+//! streaming kernel reaches in the same run. Calls rotate among copies of their weights so that nothing comes from L2, many
+//! calls are replayed as one graph, and the median of twenty replays counts. [`results`] are one JSON file a GPU.
+//!
+//! On the CPU: criterion, for the trend of the CPU arms alone.
+//!
+//! ```
+//! use benches::results::Row;
+//!
+//! let row = Row::new("linear_proj/w8a16_static", "project", 25.0, 89.6e6, 4650.0);
+//! assert!((row.floor_us - 19.27).abs() < 0.01 && (row.ratio - 0.771).abs() < 0.001);
+//! ```
+
+#[cfg(kernels_built)]
+mod cuda;
+#[cfg(kernels_built)]
+mod ffi;
+#[cfg(kernels_built)]
+pub mod gpu;
+pub mod random;
+pub mod results;
+
+include!(concat!(env!("OUT_DIR"), "/kernels.rs"));

@@ -1,0 +1,103 @@
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+/// Verified, composable acceleration for LLM decode.
+#[derive(Parser)]
+#[command(version, about)]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// List the linked implementations: what each takes, and what it was built for or why it was not
+    List(List),
+    /// Say what would serve each seat of a model: bound, dispatched, kept or refused, each with its reason
+    Explain(Explain),
+    /// Continue a prompt, greedily, streaming the text as it comes
+    Generate(Generate),
+    /// Measure perplexity, beside the host's own when something is bound
+    Eval(Eval),
+}
+
+#[derive(ClapArgs)]
+pub struct List {
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The model and what to bind into it.
+#[derive(ClapArgs)]
+pub struct Model {
+    /// Folder of a Hugging Face checkpoint: config.json, *.safetensors, tokenizer.json
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// Put an implementation into seats: a glob over seat paths, `=`, and a variant or `host`; the last rule that selects a seat counts
+    #[arg(long, value_name = "PATTERN=VARIANT")]
+    pub bind: Vec<String>,
+    /// Where bound implementations run; the rest of the model runs on the CPU
+    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
+    pub device: DeviceArg,
+    /// Refuse calls that are not of the bound form instead of falling back to the host
+    #[arg(long)]
+    pub strict: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeviceArg {
+    /// The CPU arms
+    Cpu,
+    /// The first CUDA device
+    Cuda,
+}
+
+#[derive(ClapArgs)]
+pub struct Explain {
+    #[command(flatten)]
+    pub model: Model,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(ClapArgs)]
+pub struct Generate {
+    #[command(flatten)]
+    pub model: Model,
+    /// The most new tokens
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub max_new: usize,
+    /// Token ids in place of a prompt
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "prompt")]
+    pub prompt_tokens: Option<Vec<u32>>,
+    /// Go on past the checkpoint's end-of-text token
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Print one JSON object at the end instead of text as it comes
+    #[arg(long)]
+    pub json: bool,
+    /// The text to continue
+    #[arg(required_unless_present = "prompt_tokens")]
+    pub prompt: Option<String>,
+}
+
+#[derive(ClapArgs)]
+pub struct Eval {
+    #[command(flatten)]
+    pub model: Model,
+    /// File of token ids, 16-bit little-endian
+    #[arg(long, value_name = "FILE")]
+    pub tokens: PathBuf,
+    /// Tokens of a window; each window starts from a fresh state
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub window: usize,
+    /// Tokens to predict at the most; all of the file's whole windows when not given
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,47 @@
+//! `structures`: look into the registry, see what would serve each seat of a model, generate text, measure perplexity.
+//!
+//! Errors are one line on stderr, and exit code 2.
+
+mod args;
+mod eval;
+mod explain;
+mod generate;
+mod host;
+mod list;
+mod text;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use log::LevelFilter;
+
+use crate::args::{Args, Command};
+
+fn main() -> ExitCode {
+    env_logger::Builder::new()
+        .filter_level(LevelFilter::Warn)
+        .format(|out, record| writeln!(out, "{}: {}", record.level().as_str().to_lowercase(), record.args()))
+        .init();
+    let args = Args::parse();
+    let outcome = match &args.command {
+        Command::List(list) => list::run(list),
+        Command::Explain(explain) => explain::run(explain),
+        Command::Generate(generate) => generate::run(generate),
+        Command::Eval(eval) => eval::run(eval),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads our output has seen enough, as `head` has.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nothing can be said where stderr is closed.
+            let _ = writeln!(io::stderr(), "error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,301 @@
+//! The binary as a user meets it: what it prints, and one clear line and exit code 2 for every bad input.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn assets() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets")
+}
+
+fn tiny_dense() -> String {
+    assets().join("tiny-dense").display().to_string()
+}
+
+fn run(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_structures")).args(args).output().unwrap()
+}
+
+fn stdout(args: &[&str]) -> String {
+    let output = run(args);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&stdout(args)).unwrap()
+}
+
+/// The one line that a bad input gets.
+fn error(args: &[&str]) -> String {
+    let output = run(args);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+    assert!(output.stdout.is_empty(), "{args:?} printed before it failed");
+    assert_eq!(stderr.lines().count(), 1, "{args:?}: {stderr}");
+    stderr.trim().strip_prefix("error: ").unwrap_or_else(|| panic!("{stderr}")).to_string()
+}
+
+/// `structures generate` on a model folder, which must fail.
+fn generate_error(model: &Path, extra: &[&str]) -> String {
+    let model = model.display().to_string();
+    error(&[&["generate", "--model", &model, "--max-new", "1", "--prompt-tokens", "1,2"], extra].concat())
+}
+
+/// A copy of tiny-dense in which files can be changed: the others are links.
+fn copy_of_tiny_dense() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    for entry in fs::read_dir(assets().join("tiny-dense")).unwrap() {
+        let path = entry.unwrap().path();
+        std::os::unix::fs::symlink(
+            fs::canonicalize(&path).unwrap(),
+            folder.path().join(path.file_name().unwrap()),
+        )
+        .unwrap();
+    }
+    folder
+}
+
+/// Replaces a linked file by a changed copy.
+fn change(folder: &TempDir, name: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>) {
+    let path = folder.path().join(name);
+    let bytes = fs::read(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, change(bytes)).unwrap();
+}
+
+/// Changes the JSON header of a shard, padding it with spaces to its old length.
+fn change_header(folder: &TempDir, name: &str, from: &str, to: &str) {
+    change(folder, name, |bytes| {
+        let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header = std::str::from_utf8(&bytes[8..8 + len]).unwrap();
+        assert!(header.contains(from), "{header}");
+        let mut changed = header.replacen(from, to, 1).trim_end().to_string();
+        while changed.len() < len {
+            changed.push(' ');
+        }
+        assert_eq!(changed.len(), len);
+        [&bytes[..8], changed.as_bytes(), &bytes[8 + len..]].concat()
+    });
+}
+
+#[test]
+fn list_names_what_is_linked_and_what_was_built() {
+    let table = stdout(&["list"]);
+    assert!(table.contains("linear_proj"), "{table}");
+    assert!(table.contains("w8a16_static"), "{table}");
+    let rows = json(&["list", "--json"]);
+    assert_eq!(rows[0]["id"], "linear_proj/w8a16_static");
+    assert_eq!(rows[0]["envelope"]["band"]["max"], 16);
+}
+
+#[test]
+fn explain_gives_every_seat_a_reason() {
+    let model = tiny_dense();
+    let args = ["explain", "--model", &model, "--bind", "*=w8a16_static", "--bind", "lm_head=host", "--json"];
+    let plan = json(&args);
+    let seats = plan["seats"].as_array().unwrap();
+    let of = |path: &str| seats.iter().find(|seat| seat["path"] == path).unwrap()["outcome"].clone();
+    assert_eq!(of("lm_head")["outcome"], "kept");
+    assert_eq!(of("model.layers.0.mlp.up_proj")["outcome"], "bound");
+    assert_eq!(of("model.layers.0.mlp.up_proj")["receipt"]["dims"], serde_json::json!([512, 256]));
+    assert_eq!(plan["summary"]["bound"].as_u64().unwrap() + 1, seats.len() as u64);
+
+    let table = stdout(&args[..args.len() - 1]);
+    assert!(table.contains("kept: a rule keeps it at the host"), "{table}");
+    assert!(table.contains("other M dispatched to the host"), "{table}");
+}
+
+#[test]
+fn explain_lists_expert_banks() {
+    let model = assets().join("tiny-moe").display().to_string();
+    let table = stdout(&["explain", "--model", &model]);
+    assert!(table.contains("kept: no implementation of moe_experts is linked"), "{table}");
+    assert!(table.contains("16 x 64 x 256"), "{table}");
+}
+
+#[test]
+fn generate_prints_the_golden_text() {
+    let golden: Value =
+        serde_json::from_slice(&fs::read(assets().join("tiny-dense/golden.json")).unwrap()).unwrap();
+    let prompt = &golden["prompts"][0];
+    let model = tiny_dense();
+    let text = prompt["text"].as_str().unwrap();
+    let generation = json(&["generate", "--model", &model, "--max-new", "96", "--json", text]);
+    assert_eq!(generation["prompt_ids"], prompt["prompt_ids"]);
+    assert_eq!(generation["new_ids"], prompt["greedy_ids"]);
+
+    // The same as it streams, with the prompt in front.
+    let streamed = stdout(&["generate", "--model", &model, "--max-new", "96", text]);
+    assert!(streamed.starts_with(prompt["output"].as_str().unwrap()), "{streamed}");
+    assert!(streamed.contains("tokens/s"), "{streamed}");
+
+    let ids: Vec<String> = prompt["prompt_ids"].as_array().unwrap().iter().map(ToString::to_string).collect();
+    let from_ids =
+        json(&["generate", "--model", &model, "--max-new", "5", "--json", "--prompt-tokens", &ids.join(",")]);
+    assert_eq!(from_ids["new_ids"].as_array().unwrap()[..], generation["new_ids"].as_array().unwrap()[..5]);
+}
+
+#[test]
+fn generate_counts_its_bound_calls() {
+    let model = tiny_dense();
+    let bind = "*=linear_proj/w8a16_static";
+    let args = ["generate", "--model", &model, "--bind", bind, "--max-new", "4", "--json", "A trait"];
+    let ledger = &json(&args)["ledger"];
+    let sum = |key: &str| ledger["summary"][key].as_u64().unwrap();
+    assert!(sum("served") > 0);
+    assert_eq!(sum("calls"), sum("served") + sum("dispatched_by_band") + sum("fallbacks") + sum("refused"));
+    let seats = ledger["seats"].as_array().unwrap();
+    let calls: u64 = seats.iter().map(|seat| seat[2]["calls"].as_u64().unwrap()).sum();
+    assert_eq!(calls, sum("calls"));
+}
+
+#[test]
+fn eval_measures_both_forms() {
+    let model = tiny_dense();
+    let tokens = assets().join("valid_tokens.u16").display().to_string();
+    let args = [
+        "eval",
+        "--model",
+        &model,
+        "--tokens",
+        &tokens,
+        "--limit",
+        "512",
+        "--bind",
+        "*=w8a16_static",
+        "--json",
+    ];
+    let eval = json(&args);
+    assert_eq!(eval["host"]["tokens"], 512);
+    let ratio = eval["bound"]["ratio"].as_f64().unwrap();
+    assert!(ratio != 1.0 && (ratio - 1.0).abs() < 0.02, "{ratio}");
+}
+
+#[test]
+fn bad_folders_are_named() {
+    let folder = TempDir::new().unwrap();
+    let missing = folder.path().join("nope");
+    let line = generate_error(&missing, &[]);
+    assert!(line.ends_with("nope: no such folder"), "{line}");
+    let line = generate_error(folder.path(), &[]);
+    assert!(line.contains("config.json"), "{line}");
+}
+
+#[test]
+fn bad_shards_are_named() {
+    const SHARD: &str = "model-00002-of-00003.safetensors";
+    let folder = copy_of_tiny_dense();
+    fs::remove_file(folder.path().join(SHARD)).unwrap();
+    let line = generate_error(folder.path(), &[]);
+    assert!(line.contains(SHARD), "{line}");
+
+    for cut in [4, 100, 4_000_000] {
+        let folder = copy_of_tiny_dense();
+        change(&folder, SHARD, |bytes| bytes[..cut].to_vec());
+        let line = generate_error(folder.path(), &[]);
+        assert!(line.contains(SHARD), "cut to {cut}: {line}");
+    }
+
+    let folder = copy_of_tiny_dense();
+    change_header(&folder, SHARD, r#""dtype":"BF16""#, r#""dtype":"XF16""#);
+    let line = generate_error(folder.path(), &[]);
+    assert!(line.contains(SHARD) && line.contains("XF16"), "{line}");
+
+    let folder = copy_of_tiny_dense();
+    change_header(&folder, SHARD, r#""shape":[512,256]"#, r#""shape":[256,512]"#);
+    let line = generate_error(folder.path(), &[]);
+    assert!(line.contains("[256, 512]") && line.contains("[512, 256]"), "{line}");
+}
+
+#[test]
+fn an_index_that_names_an_absent_tensor_is_refused() {
+    let folder = copy_of_tiny_dense();
+    change(&folder, "model.safetensors.index.json", |bytes| {
+        let index = String::from_utf8(bytes).unwrap();
+        index.replace("\"model.norm.weight\"", "\"model.morn.weight\"").into_bytes()
+    });
+    let line = generate_error(folder.path(), &[]);
+    assert!(line.contains("model.morn.weight") || line.contains("model.norm.weight"), "{line}");
+}
+
+#[test]
+fn a_weight_that_is_not_finite_is_refused() {
+    for (bits, name) in [(0x7fc0u16, "NaN"), (0xff80, "-inf")] {
+        let folder = copy_of_tiny_dense();
+        change(&folder, "model-00003-of-00003.safetensors", |mut bytes| {
+            let at = bytes.len() - 100;
+            bytes[at..at + 2].copy_from_slice(&bits.to_le_bytes());
+            bytes
+        });
+        let line = generate_error(folder.path(), &[]);
+        assert!(line.contains("lm_head") && line.contains(name), "{line}");
+    }
+}
+
+#[test]
+fn bad_rules_are_refused() {
+    let model = assets().join("tiny-dense");
+    let bind = |rule: &str| generate_error(&model, &["--bind", rule]);
+    let line = bind("*=nope");
+    assert_eq!(line, "unknown variant `nope` of linear_proj; linked here: w8a16_static");
+    let line = bind("*=nope/w8a16_static");
+    assert!(line.starts_with("unknown structure `nope`; linked here: linear_proj"), "{line}");
+    let line = bind("model.layers.9.*=w8a16_static");
+    assert!(line.starts_with("pattern `model.layers.9.*` matches none of the model's"), "{line}");
+    assert!(bind("w8a16_static").contains("write PATTERN=VARIANT"));
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_refused() {
+    let built = !json(&["list", "--json"])[0]["kernels"]["built"].as_array().unwrap().is_empty();
+    let model = assets().join("tiny-dense");
+    if !built {
+        let line = generate_error(&model, &["--device", "cuda", "--bind", "*=w8a16_static"]);
+        assert!(
+            line.starts_with("linear_proj/w8a16_static is linked but its kernels are not built: "),
+            "{line}"
+        );
+    }
+    // Where there is one, the same command runs.
+    let args = ["generate", "--model", &tiny_dense(), "--device", "cuda", "--max-new", "1", "x"];
+    if !run(&args).status.success() {
+        let line = error(&args);
+        assert!(line.starts_with("no CUDA device: "), "{line}");
+    }
+}
+
+#[test]
+fn bad_prompts_are_refused() {
+    let model = tiny_dense();
+    let line = error(&["generate", "--model", &model, ""]);
+    assert_eq!(line, "the prompt is empty; at least one token is needed");
+    let line = error(&["generate", "--model", &model, "--prompt-tokens", "1,2048"]);
+    assert_eq!(line, "token 2048 is outside the vocabulary of 2048");
+    let long = vec!["7"; 5000].join(",");
+    let line = error(&["generate", "--model", &model, "--prompt-tokens", &long]);
+    assert!(line.contains("the window holds 4096"), "{line}");
+}
+
+#[test]
+fn bad_token_files_are_refused() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("tokens.u16");
+    let path = file.display().to_string();
+    let model = tiny_dense();
+    let eval = |extra: &[&str]| error(&[&["eval", "--model", &model, "--tokens", &path], extra].concat());
+    assert!(eval(&[]).contains("No such file"));
+    fs::write(&file, [0; 777]).unwrap();
+    assert!(eval(&[]).contains("777 bytes is an odd length"));
+    fs::write(&file, [0; 100]).unwrap();
+    let line = eval(&[]);
+    assert!(line.contains("50 tokens") && line.contains("less than one window of 256"), "{line}");
+    assert!(eval(&["--window", "0"]).contains("--window is 0"));
+    fs::write(&file, [0xff; 1000]).unwrap();
+    assert_eq!(eval(&[]), "token 65535 is outside the vocabulary of 2048");
+}

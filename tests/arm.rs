@@ -1,0 +1,82 @@
+//! The arms of this machine, and trials that run on each.
+
+use std::sync::OnceLock;
+
+use device::{CudaDevice, Device, Stream};
+use libtest_mimic::Trial;
+use linear_proj::{Bind, BoundProj, DenseWeights, Staged};
+use structure_core::Refusal;
+
+/// Where a trial runs.
+pub struct Arm {
+    pub device: Device,
+}
+
+impl Arm {
+    pub fn cpu() -> Self {
+        Arm { device: Device::Cpu }
+    }
+
+    /// The first GPU. All trials share one handle, as opening it costs a second.
+    pub fn gpu() -> Result<Self, Refusal> {
+        static GPU: OnceLock<Result<CudaDevice, Refusal>> = OnceLock::new();
+        GPU.get_or_init(|| CudaDevice::open(0)).clone().map(|gpu| Arm { device: Device::Cuda(gpu) })
+    }
+
+    /// A stream of the GPU.
+    pub fn stream(&self) -> Stream {
+        match &self.device {
+            Device::Cpu => panic!("the CPU has no streams"),
+            Device::Cuda(gpu) => gpu.new_stream().unwrap(),
+        }
+    }
+
+    /// Binds `w` `[N, K]` to a variant, as it is.
+    pub fn bind(
+        &self,
+        variant: &str,
+        w: &[f32],
+        n: usize,
+        bias: Option<&[f32]>,
+    ) -> Result<Box<dyn BoundProj>, Refusal> {
+        let weights = DenseWeights::from_f32(n, w.len() / n.max(1), w)?;
+        structures::linear_proj(variant)?.bind(&Bind { seat: "seat", weights, bias, device: &self.device })
+    }
+
+    /// Binds so that it takes host rows: through staging on a GPU.
+    pub fn bind_staged(
+        &self,
+        variant: &str,
+        w: &[f32],
+        n: usize,
+        bias: Option<&[f32]>,
+    ) -> Box<dyn BoundProj> {
+        let proj = self.bind(variant, w, n, bias).unwrap();
+        match &self.device {
+            Device::Cpu => proj,
+            Device::Cuda(_) => Box::new(Staged::new(proj, &self.stream()).unwrap()),
+        }
+    }
+}
+
+/// The same trial on the CPU arm and on the GPU arm.
+pub fn on_each_arm(name: &str, trial: fn(&Arm)) -> [Trial; 2] {
+    let cpu = Trial::test(format!("cpu::{name}"), move || {
+        trial(&Arm::cpu());
+        Ok(())
+    });
+    [cpu, on_gpu(name, trial)]
+}
+
+/// A trial that needs a GPU: skipped without one, unless the environment asks for one.
+pub fn on_gpu(name: &str, trial: fn(&Arm)) -> Trial {
+    let required = std::env::var_os("STRUCTURES_REQUIRE_GPU").is_some_and(|value| value == "1");
+    let test = Trial::test(format!("gpu::{name}"), move || {
+        trial(&Arm::gpu().map_err(|refusal| refusal.to_string())?);
+        Ok(())
+    });
+    match Arm::gpu() {
+        Err(_) if !required => test.with_ignored_flag(true).with_kind("skipped: no CUDA device"),
+        _ => test,
+    }
+}

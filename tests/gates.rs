@@ -1,0 +1,227 @@
+//! The gates of `linear_proj` on each arm: close to the reference, row-invariant, repeatable, nothing unwritten.
+
+use half::{bf16, f16};
+use libtest_mimic::Trial;
+use linear_proj::{BoundProj, Rows, RowsMut, gates};
+
+use crate::arm::{Arm, on_each_arm, on_gpu};
+use crate::random::Random;
+
+const VARIANT: &str = "w8a16_static";
+
+/// N and K: the smallest, odd ones, those at and beside tile edges, every projection shape of the tiny hosts, and one of
+/// each way in which a kernel may cut K and group rows, which goes by N.
+const SHAPES: &[(usize, usize)] = &[
+    (1, 1),
+    (3, 7),
+    (6, 256),
+    (15, 31),
+    (16, 32),
+    (17, 33),
+    (64, 1000),
+    (64, 1024),
+    (100, 264),
+    (256, 768),
+    (256, 1536),
+    (1280, 256),
+    (2048, 256),
+    (6400, 72),
+    (12_800, 136),
+    (20_000, 24),
+    (33_800, 40),
+    (51_000, 16),
+    (33_800, 33),
+];
+
+pub fn trials() -> Vec<Trial> {
+    [
+        on_each_arm("w8a16::close_to_the_reference", close_to_the_reference),
+        on_each_arm("w8a16::any_magnitude", any_magnitude),
+        on_each_arm("w8a16::row_invariant", row_invariant),
+        on_each_arm("w8a16::exact_sums_are_exact", exact_sums_are_exact),
+        on_each_arm("w8a16::the_same_bits_every_time", the_same_bits_every_time),
+        on_each_arm("w8a16::a_bad_row_spoils_itself_alone", a_bad_row_spoils_itself_alone),
+        on_each_arm("w8a16::row_types_agree", row_types_agree),
+        on_each_arm("w8a16::weights_are_within_half_a_step", weights_are_within_half_a_step),
+    ]
+    .into_iter()
+    .flatten()
+    .chain([on_gpu("w8a16::holds_the_cpu_arms_weights", holds_the_cpu_arms_weights)])
+    .collect()
+}
+
+fn project(proj: &mut dyn BoundProj, x: &[f32], rows: usize) -> Vec<f32> {
+    let (n, k) = (proj.n(), proj.k());
+    let mut y = vec![f32::NAN; rows * n];
+    let output = RowsMut::host(&mut y[..], rows, n).unwrap();
+    proj.project(Rows::host(x, rows, k).unwrap(), output).unwrap();
+    y
+}
+
+fn close_to_the_reference(arm: &Arm) {
+    for &(n, k) in SHAPES {
+        let mut random = Random::new((n * 65536 + k) as u64);
+        let w = random.normals(n * k, 0.05);
+        let bias = random.normals(n, 1.0);
+        for bias in [None, Some(&bias[..])] {
+            let mut proj = arm.bind_staged(VARIANT, &w, n, bias);
+            for m in 1..=16 {
+                let x = random.normals(m * k, 1.0);
+                gates::against_reference(proj.as_mut(), bias, &x, m, 0..n).unwrap();
+            }
+        }
+    }
+}
+
+/// Weights and activations far from one: a scale or an exponent that is handled wrongly shows here.
+fn any_magnitude(arm: &Arm) {
+    let (n, k) = (48, 512);
+    for (weight, activation) in [(1e-30, 1e20), (1e20, 1e-30), (1e-9, 1e-9), (1e10, 1e10), (1e-38, 1.0)] {
+        let mut random = Random::new(5);
+        let mut w = random.normals(n * k, weight);
+        w[..k].fill(0.0);
+        w[3 * k] = weight * 100.0;
+        let mut proj = arm.bind_staged(VARIANT, &w, n, None);
+        let x = random.normals(16 * k, activation);
+        gates::against_reference(proj.as_mut(), None, &x, 16, 0..n).unwrap();
+        assert_eq!(project(proj.as_mut(), &x, 16)[0], 0.0, "a row of zeros projects to zero");
+    }
+}
+
+fn row_invariant(arm: &Arm) {
+    for &(n, k) in SHAPES {
+        let mut random = Random::new((n + k) as u64);
+        let w = random.normals(n * k, 0.05);
+        let bias = random.normals(n, 1.0);
+        let x = random.normals(16 * k, 1.0);
+        gates::row_invariance(arm.bind_staged(VARIANT, &w, n, Some(&bias)).as_mut(), &x).unwrap();
+    }
+}
+
+/// Integers whose sums stay below 2^24: every order of adding gives the same bits, so each arm must give the exact ones.
+fn exact_sums_are_exact(arm: &Arm) {
+    let (n, k, m) = (40, 640, 16);
+    let mut random = Random::new(11);
+    // The largest weight of each row is 127, so the scale is 1 and the codes are the weights.
+    let mut w: Vec<f32> = (0..n * k).map(|_| random.integer(127)).collect();
+    w.chunks_mut(k).for_each(|row| row[0] = 127.0);
+    let x: Vec<f32> = (0..m * k).map(|_| random.integer(128)).collect();
+    let y = project(arm.bind_staged(VARIANT, &w, n, None).as_mut(), &x, m);
+    for (row, x) in x.chunks(k).enumerate() {
+        for (feature, w) in w.chunks(k).enumerate() {
+            let exact: i64 = w.iter().zip(x).map(|(&w, &x)| w as i64 * x as i64).sum();
+            assert!(exact.abs() < 1 << 24);
+            assert_eq!(y[row * n + feature], bf16::from_f32(exact as f32).to_f32(), "y[{row}, {feature}]");
+        }
+    }
+}
+
+fn the_same_bits_every_time(arm: &Arm) {
+    let (n, k) = (1280, 256);
+    let mut random = Random::new(3);
+    let w = random.normals(n * k, 0.05);
+    let mut proj = arm.bind_staged(VARIANT, &w, n, None);
+    let x = random.normals(16 * k, 1.0);
+    let first = project(proj.as_mut(), &x, 16);
+    for _ in 0..20 {
+        assert_eq!(project(proj.as_mut(), &x, 16), first);
+    }
+}
+
+/// A NaN or an infinity makes its own row NaN or infinite, never a plausible number; the others are as without it.
+fn a_bad_row_spoils_itself_alone(arm: &Arm) {
+    let (n, k, m) = (96, 264, 16);
+    let mut random = Random::new(17);
+    let w = random.normals(n * k, 0.05);
+    let mut proj = arm.bind_staged(VARIANT, &w, n, None);
+    let good = random.normals(m * k, 1.0);
+    let expected = project(proj.as_mut(), &good, m);
+    for (row, bad) in [(0, f32::NAN), (7, f32::INFINITY), (8, f32::NAN), (15, f32::NEG_INFINITY)] {
+        let mut x = good.clone();
+        x[row * k + k / 2] = bad;
+        for (m, (y, expected)) in project(proj.as_mut(), &x, m).chunks(n).zip(expected.chunks(n)).enumerate()
+        {
+            if m != row {
+                assert_eq!(y, expected, "row {m} beside a {bad} in row {row}");
+            } else {
+                // A weight of zero times an infinity is NaN, any other an infinity.
+                assert!(y.iter().all(|y| !y.is_finite()), "row {row} with a {bad}");
+            }
+        }
+    }
+}
+
+/// BF16 values give the same bits whichever type carries them, and results come out in the type rows came in.
+fn row_types_agree(arm: &Arm) {
+    use device::{Buffer, Device};
+    let (n, k, m) = (100, 264, 5);
+    let mut random = Random::new(23);
+    let w = random.normals(n * k, 0.05);
+    // Of BF16's 8 bits and F16's exponents, so exact in all three types.
+    let x: Vec<f32> = (0..m * k).map(|_| random.integer(127) / 64.0).collect();
+    let x_bf16: Vec<bf16> = x.iter().map(|&x| bf16::from_f32(x)).collect();
+    let x_f16: Vec<f16> = x.iter().map(|&x| f16::from_f32(x)).collect();
+    let mut proj = arm.bind(VARIANT, &w, n, None).unwrap();
+    let (mut y, mut y_bf16, mut y_f16) =
+        (vec![f32::NAN; m * n], vec![bf16::NAN; m * n], vec![f16::NAN; m * n]);
+    match &arm.device {
+        Device::Cpu => {
+            proj.project(Rows::host(&x[..], m, k).unwrap(), RowsMut::host(&mut y[..], m, n).unwrap())
+                .unwrap();
+            let output = RowsMut::host(&mut y_bf16[..], m, n).unwrap();
+            proj.project(Rows::host(&x_bf16[..], m, k).unwrap(), output).unwrap();
+            let output = RowsMut::host(&mut y_f16[..], m, n).unwrap();
+            proj.project(Rows::host(&x_f16[..], m, k).unwrap(), output).unwrap();
+        }
+        Device::Cuda(_) => {
+            let stream = arm.stream();
+            macro_rules! on_device {
+                ($x:expr, $y:expr) => {
+                    let rows = Buffer::from_host(&stream, &$x, &[m, k]).unwrap();
+                    let mut out = Buffer::from_host(&stream, &$y, &[m, n]).unwrap();
+                    let input = Rows::device(rows.view(), &stream, m, k).unwrap();
+                    proj.project(input, RowsMut::device(out.view_mut(), m, n).unwrap()).unwrap();
+                    out.copy_to_host(&stream, &mut $y).unwrap();
+                };
+            }
+            on_device!(x, y);
+            on_device!(x_bf16, y_bf16);
+            on_device!(x_f16, y_f16);
+        }
+    }
+    for ((y, y_bf16), y_f16) in y.iter().zip(y_bf16).zip(y_f16) {
+        assert_eq!(*y, y_bf16.to_f32());
+        assert_eq!(f16::from_f32(*y), y_f16);
+    }
+}
+
+/// A code is the nearest one: no weight moves by more than half a step, and the receipt's error is that of the tensor.
+fn weights_are_within_half_a_step(arm: &Arm) {
+    let (n, k) = (50, 333);
+    let mut random = Random::new(29);
+    let w = random.normals(n * k, 0.3);
+    let proj = arm.bind_staged(VARIANT, &w, n, None);
+    let dequantized = proj.dequantized(0..n).unwrap();
+    let (mut error, mut norm) = (0f64, 0f64);
+    for (row, back) in w.chunks(k).zip(dequantized.chunks(k)) {
+        let step = row.iter().fold(0f32, |amax, w| amax.max(w.abs())) / 127.0;
+        for (&w, &back) in row.iter().zip(back) {
+            assert!((w - back).abs() <= step * 0.500001, "{w} became {back}, a step is {step}");
+            error += (f64::from(w) - f64::from(back)).powi(2);
+            norm += f64::from(w).powi(2);
+        }
+    }
+    let relative = (error / norm).sqrt();
+    assert!((proj.receipt().conversion_error - relative).abs() < 1e-9 * relative);
+}
+
+fn holds_the_cpu_arms_weights(arm: &Arm) {
+    for &(n, k) in SHAPES {
+        let w = Random::new(31).normals(n * k, 0.05);
+        let cpu = Arm::cpu().bind(VARIANT, &w, n, None).unwrap();
+        let gpu = arm.bind(VARIANT, &w, n, None).unwrap();
+        assert_eq!(cpu.dequantized(0..n).unwrap(), gpu.dequantized(0..n).unwrap());
+        let some = n / 3..n - n / 4;
+        assert_eq!(cpu.dequantized(some.clone()).unwrap(), gpu.dequantized(some).unwrap());
+    }
+}

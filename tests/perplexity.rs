@@ -1,0 +1,78 @@
+//! Perplexity with every projection bound, beside the host's own, on both tiny hosts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use libtest_mimic::Trial;
+use linear_proj::Host;
+use qwen3_5::Model;
+use structure_core::{GuardMode, Ledger};
+use structures::BindOptions;
+
+use crate::arm::{Arm, on_each_arm};
+
+const WINDOW: usize = 256;
+/// The widest decode band, so that implementations serve every row.
+const ROWS: usize = 16;
+
+pub fn trials() -> Vec<Trial> {
+    [
+        on_each_arm("w8a16::perplexity_of_tiny_dense", |arm| perplexity(arm, "tiny-dense")),
+        on_each_arm("w8a16::perplexity_of_tiny_moe", |arm| perplexity(arm, "tiny-moe")),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn assets() -> PathBuf {
+    std::env::var_os("STRUCTURES_ASSETS")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets"), PathBuf::from)
+}
+
+/// 32,768 tokens on the CPU arm. Staged rows make a GPU call for each projection of each 16 rows, so fewer there.
+fn tokens(arm: &Arm) -> Vec<u32> {
+    let windows = if matches!(arm.device, device::Device::Cpu) { 128 } else { 16 };
+    let bytes = fs::read(assets().join("valid_tokens.u16")).unwrap();
+    let ids = bytes.as_chunks::<2>().0.iter().map(|&id| u32::from(u16::from_le_bytes(id)));
+    ids.take(windows * WINDOW + 1).collect()
+}
+
+fn perplexity(arm: &Arm, model: &str) {
+    let mut model = Model::load(assets().join(model)).unwrap();
+    let tokens = tokens(arm);
+    let host = model.perplexity(&tokens, WINDOW, ROWS, &mut |_| ()).unwrap();
+
+    let rules = ["*=w8a16_static".parse().unwrap()];
+    let options = BindOptions { device: &arm.device, staged: true, mode: GuardMode::Strict };
+    let plan = structures::bind(&mut model, &rules, options).unwrap();
+    assert_eq!(plan.first_refusal(), None);
+    let sum = plan.summary();
+    assert_eq!((sum.bound, sum.kept), (model.seats().len(), 0));
+    for row in plan.rows() {
+        let structures::Outcome::Bound { receipt, .. } = &row.outcome else { panic!("{}", row.path) };
+        // Rounding to one of 255 steps of an amax of about four deviations: 4 / 127 / sqrt(12) of a deviation.
+        assert!(
+            (1e-4..2e-2).contains(&receipt.conversion_error),
+            "{}: {}",
+            row.path,
+            receipt.conversion_error
+        );
+    }
+
+    let bound = model.perplexity(&tokens, WINDOW, ROWS, &mut |_| ()).unwrap();
+    let change = bound.ppl / host.ppl - 1.0;
+    assert!(change.abs() < 5e-3, "{} bound, {} at the host", bound.ppl, host.ppl);
+    assert_ne!(bound.ppl, host.ppl, "the implementation was measured, not the host");
+
+    let ledger = Ledger { seats: model.seats().into_iter().filter_map(|seat| seat.ledger_row()).collect() };
+    let sum = ledger.summary();
+    assert!(sum.is_clean());
+    assert_eq!(sum.calls, sum.served + sum.dispatched_by_band + sum.fallbacks + sum.refused);
+    // Each seat of the main model is called once for every 16 rows; the draft head's are not called.
+    let passes = ((tokens.len() - 1) / ROWS) as u64;
+    let main = ledger.seats.iter().filter(|(path, ..)| !path.starts_with("mtp."));
+    for (path, _, seat) in main {
+        assert_eq!((seat.calls, seat.served), (passes, passes), "{path}");
+    }
+}

@@ -1,0 +1,34 @@
+//! The registry holds exactly what is linked, and says what exists.
+
+use libtest_mimic::Trial;
+
+pub fn trials() -> Vec<Trial> {
+    vec![
+        Trial::test("registry::the_exact_set", || {
+            let ids: Vec<String> =
+                structures::list().unwrap().iter().map(|registration| registration.id.to_string()).collect();
+            assert_eq!(ids, ["linear_proj/w8a16_static"]);
+            Ok(())
+        }),
+        Trial::test("registry::an_exported_entry_is_the_registered_one", || {
+            let found = structures::get("linear_proj", "w8a16_static").unwrap();
+            assert!(std::ptr::eq(found, &linear_proj_w8a16_static::ENTRY));
+            Ok(())
+        }),
+        Trial::test("registry::what_exists_is_said", || {
+            let refusal = structures::get("linear_proj", "nope").unwrap_err().to_string();
+            assert_eq!(refusal, "unknown variant `nope` of linear_proj; linked here: w8a16_static");
+            let refusal = structures::get("nope", "nope").unwrap_err().to_string();
+            assert!(refusal.starts_with("unknown structure `nope`; linked here: linear_proj ("), "{refusal}");
+            Ok(())
+        }),
+        Trial::test("registry::every_entry_says_what_was_built_or_why_not", || {
+            for registration in structures::list().unwrap() {
+                let kernels = registration.kernels;
+                assert_eq!(kernels.built.is_empty(), !kernels.why_not.is_empty(), "{}", registration.id);
+                assert_eq!(kernels.source_digest.len(), 64, "{}", registration.id);
+            }
+            Ok(())
+        }),
+    ]
+}

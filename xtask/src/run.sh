@@ -1,0 +1,35 @@
+#!/bin/sh
+# Runs what this bundle holds, on a machine that needs no Rust:
+#   run.sh test [FILTER]           the conformance tests
+#   run.sh bench [FILTER]          the benchmarks
+#   run.sh structures ARGS...      the command line
+# The bundle holds assets/, or lies in target/ of a checkout that does.
+set -eu
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+if [ -d "$here/assets" ]; then
+    root=$here
+elif [ -d "$here/../../assets" ]; then
+    root=$(CDPATH='' cd -- "$here/../.." && pwd)
+else
+    echo "run.sh: no assets in $here nor two folders above it" >&2
+    exit 2
+fi
+STRUCTURES_ASSETS=$root/assets
+export STRUCTURES_ASSETS
+cd "$root"
+
+task=${1:-}
+[ $# -eq 0 ] || shift
+case $task in
+test) exec "$here/conformance" "$@" ;;
+structures) exec "$here/structures" "$@" ;;
+bench)
+    for bench in "$here"/bench-*; do
+        "$bench" --bench "$@"
+    done
+    ;;
+*)
+    echo "usage: run.sh test|bench|structures ARGS..." >&2
+    exit 2
+    ;;
+esac
