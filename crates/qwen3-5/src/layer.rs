@@ -1,0 +1,130 @@
+//! A decoder layer: a mixer and a feed-forward, each behind a norm and added to the residual stream.
+
+use structure_core::Refusal;
+
+use crate::attention::{Attention, KvCache};
+use crate::config::{FfnConfig, LayerType};
+use crate::experts::{Bank, SparseFfn};
+use crate::ffn::DenseFfn;
+use crate::gated_delta::{GatedDelta, GatedDeltaState};
+use crate::loader::Loader;
+use crate::norm::RmsNorm;
+use crate::rope::Rope;
+use crate::seats::Seats;
+
+pub(crate) struct Layer {
+    input_norm: RmsNorm,
+    mixer: Mixer,
+    post_attention_norm: RmsNorm,
+    ffn: Ffn,
+}
+
+enum Mixer {
+    GatedDelta(Box<GatedDelta>),
+    Attention(Box<Attention>),
+}
+
+enum Ffn {
+    Dense(DenseFfn),
+    Sparse(SparseFfn),
+}
+
+/// What a layer remembers of the rows before.
+pub(crate) enum LayerState {
+    GatedDelta(GatedDeltaState),
+    Attention(KvCache),
+}
+
+impl Layer {
+    pub fn load(loader: &mut Loader<'_>, path: &str, layer_type: LayerType) -> Result<Self, Refusal> {
+        let hidden = loader.config.hidden_size;
+        Ok(Layer {
+            input_norm: RmsNorm::load(loader, &format!("{path}.input_layernorm"), hidden)?,
+            mixer: match layer_type {
+                LayerType::LinearAttention => {
+                    Mixer::GatedDelta(Box::new(GatedDelta::load(loader, &format!("{path}.linear_attn"))?))
+                }
+                LayerType::FullAttention => {
+                    Mixer::Attention(Box::new(Attention::load(loader, &format!("{path}.self_attn"))?))
+                }
+            },
+            post_attention_norm: RmsNorm::load(loader, &format!("{path}.post_attention_layernorm"), hidden)?,
+            ffn: match &loader.config.ffn {
+                FfnConfig::Dense { intermediate_size } => {
+                    Ffn::Dense(DenseFfn::load(loader, &format!("{path}.mlp"), *intermediate_size)?)
+                }
+                FfnConfig::Sparse(sparse) => {
+                    Ffn::Sparse(SparseFfn::load(loader, &format!("{path}.mlp"), sparse)?)
+                }
+            },
+        })
+    }
+
+    pub fn new_state(&self) -> LayerState {
+        match &self.mixer {
+            Mixer::GatedDelta(mixer) => LayerState::GatedDelta(mixer.new_state()),
+            Mixer::Attention(mixer) => LayerState::Attention(mixer.new_cache()),
+        }
+    }
+
+    /// The rotary embedding of a full-attention layer.
+    pub fn rope_mut(&mut self) -> Option<&mut Rope> {
+        match &mut self.mixer {
+            Mixer::GatedDelta(_) => None,
+            Mixer::Attention(mixer) => Some(&mut mixer.rope),
+        }
+    }
+
+    pub fn bank(&self) -> Option<&Bank> {
+        match &self.ffn {
+            Ffn::Dense(_) => None,
+            Ffn::Sparse(ffn) => Some(ffn.bank()),
+        }
+    }
+
+    /// Adds the layer to the residual stream `hidden` `[rows, hidden]`; `position` is that of the first row.
+    pub fn forward(
+        &self,
+        seats: &mut Seats,
+        state: &mut LayerState,
+        hidden: &mut [f32],
+        rows: usize,
+        position: usize,
+    ) -> Result<(), Refusal> {
+        let x = self.input_norm.apply(hidden);
+        let mixed = match (&self.mixer, state) {
+            (Mixer::GatedDelta(mixer), LayerState::GatedDelta(state)) if mixer.fits(state) => {
+                mixer.forward(seats, state, &x, rows)?
+            }
+            (Mixer::Attention(mixer), LayerState::Attention(cache)) if mixer.fits(cache) => {
+                mixer.forward(seats, cache, &x, rows, position)?
+            }
+            (_, state) => {
+                let what = "state of a layer".to_string();
+                let (expected, got) = (self.new_state().shape(), state.shape());
+                return Err(Refusal::ShapeMismatch { what, expected, got });
+            }
+        };
+        add(hidden, &mixed);
+        let x = self.post_attention_norm.apply(hidden);
+        let fed = match &self.ffn {
+            Ffn::Dense(ffn) => ffn.forward(seats, &x, rows)?,
+            Ffn::Sparse(ffn) => ffn.forward(seats, &x, rows)?,
+        };
+        add(hidden, &fed);
+        Ok(())
+    }
+}
+
+impl LayerState {
+    fn shape(&self) -> Vec<usize> {
+        match self {
+            LayerState::GatedDelta(state) => state.shape().to_vec(),
+            LayerState::Attention(cache) => cache.shape().to_vec(),
+        }
+    }
+}
+
+fn add(hidden: &mut [f32], update: &[f32]) {
+    hidden.iter_mut().zip(update).for_each(|(hidden, update)| *hidden += update);
+}

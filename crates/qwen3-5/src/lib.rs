@@ -1,0 +1,62 @@
+//! The host: hybrid decoders of the Qwen3.5 class, from Hugging Face checkpoints, with a seat at every projection.
+//!
+//! Layers mix tokens by the gated delta rule or by full attention (partial rotary, q/k norm, output gate), and have a dense
+//! feed-forward or sparse experts with a shared one. A checkpoint may be one file or shards with an index, BF16, F16, F32
+//! or FP8 in 128x128 blocks, experts one by one or fused, alone or beside a vision tower, with or without an MTP layer.
+//! Weights are mapped, arithmetic is FP32 throughout.
+//!
+//! Every projection is a [`Seat`](linear_proj::Seat), named by its path in the checkpoint and served by the host until an
+//! implementation is bound to it; [`Host`](linear_proj::Host) finds them.
+//!
+//! ```
+//! use std::ops::ControlFlow;
+//!
+//! use linear_proj::Host;
+//! use qwen3_5::{Generate, Model};
+//!
+//! # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/tiny-dense");
+//! let mut model = Model::load(folder)?;
+//! let options = Generate { max_new: 3, stop: &[] };
+//! let generation = model.generate(&[401, 1210, 1034], &options, &mut |_| ControlFlow::Continue(()))?;
+//! assert_eq!(generation.tokens.len(), 3);
+//!
+//! let paths: Vec<&str> = model.seats().iter().map(|seat| seat.path()).collect();
+//! assert_eq!(paths[0], "model.layers.0.linear_attn.in_proj_qkv");
+//! # Ok::<(), structure_core::Refusal>(())
+//! ```
+
+mod attention;
+mod checkpoint;
+mod config;
+mod config_json;
+mod conv;
+mod delta_rule;
+mod dense;
+mod experts;
+mod ffn;
+mod gated_delta;
+mod generate;
+mod header;
+mod hidden;
+mod layer;
+mod loader;
+mod math;
+mod model;
+mod mtp;
+mod norm;
+mod perplexity;
+mod rope;
+mod router;
+mod sample;
+mod seats;
+mod state;
+mod tensor;
+
+pub use config::{Config, FfnConfig, LayerType, SparseFfnConfig};
+pub use experts::Bank;
+pub use generate::{Generate, Generation};
+pub use hidden::Hidden;
+pub use model::Model;
+pub use perplexity::Perplexity;
+pub use sample::argmax;
+pub use state::State;
