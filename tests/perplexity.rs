@@ -60,6 +60,8 @@ fn perplexity(arm: &Arm, model: &str) {
         );
     }
 
+    assert_eq!(structures::explain(&model).summary(), sum, "a host as it stands is as it was bound");
+
     let bound = model.perplexity(&tokens, WINDOW, ROWS, &mut |_| ()).unwrap();
     let change = bound.ppl / host.ppl - 1.0;
     assert!(change.abs() < 5e-3, "{} bound, {} at the host", bound.ppl, host.ppl);

@@ -1,8 +1,9 @@
 //! How everything here is measured.
 //!
-//! On a GPU ([`gpu`]): the floor of a call is the fewest bytes it must read and write, over the read bandwidth that our own
-//! streaming kernel reaches in the same run. Calls rotate among copies of their weights so that nothing comes from L2, many
-//! calls are replayed as one graph, and the median of twenty replays counts. [`results`] are one JSON file a GPU.
+//! On a GPU (module `gpu`, where kernels are built): the floor of a call is the fewest bytes it must read and write, over the
+//! read bandwidth that our own streaming kernel reaches in the same run. Calls rotate among copies of their weights so that
+//! nothing comes from L2, many calls are replayed as one graph, and the median of twenty replays counts. [`results`] are one
+//! JSON file a GPU.
 //!
 //! On the CPU: criterion, for the trend of the CPU arms alone.
 //!

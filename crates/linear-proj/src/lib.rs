@@ -5,7 +5,7 @@
 //!   calls the implementation's [`Factory`].
 //! - [`Seat`] is the place in a model where a projection happens. It holds the host's own form, takes an
 //!   implementation, guards every call, and gives the host form back on detach.
-//! - [`reference`] is the structure in FP64, [`gates`] hold implementations to it.
+//! - [`mod@reference`] is the structure in FP64, [`gates`] hold implementations to it.
 //!
 //! ```
 //! use linear_proj::{DenseWeights, Rows, RowsMut, reference};

@@ -1,5 +1,5 @@
 use device::Device;
-use linear_proj::{Bind, BoundProj, DenseWeights, Door, Host, Staged};
+use linear_proj::{Bind, BoundProj, DenseWeights, Door, Host, SeatState, Staged};
 use structure_core::{GuardMode, Refusal};
 
 use crate::{Outcome, Plan, Rule, Target};
@@ -44,6 +44,24 @@ pub fn bind(host: &mut dyn Host, rules: &[Rule], options: BindOptions<'_>) -> Re
         plan.push(path, [n, k], outcome);
     }
     Ok(plan)
+}
+
+/// What serves each seat of a host as it stands, however its seats were bound.
+pub fn explain(host: &dyn Host) -> Plan {
+    let mut plan = Plan::default();
+    for seat in host.seats() {
+        let outcome = match seat.state() {
+            SeatState::Host => Outcome::Kept { reason: "no implementation is bound".to_string() },
+            SeatState::Bound(receipt, ledger) => match &ledger.last_reason {
+                Some(reason) if ledger.detached => {
+                    Outcome::Kept { reason: format!("{} handed itself back: {reason}", receipt.id) }
+                }
+                _ => Outcome::Bound { digest: receipt.digest(), receipt: Box::new(receipt.clone()) },
+            },
+        };
+        plan.push(seat.path(), [seat.n(), seat.k()], outcome);
+    }
+    plan
 }
 
 fn bind_seat(

@@ -3,7 +3,7 @@
 //! - [`get`] and [`list`] look into the registry; a refusal says what exists.
 //! - [`linear_proj()`] is the typed door to an implementation of that structure.
 //! - [`bind`] puts implementations into a host's seats by [`Rule`], and returns a [`Plan`] that [`Plan::table`] prints: bound,
-//!   dispatched, kept at the host, refused, each with its reason.
+//!   dispatched, kept at the host, refused, each with its reason. [`explain`] says the same of a host as it stands.
 //!
 //! Each implementation is a feature of this crate. A program that depends on an implementation crate directly names it
 //! once, `use linear_proj_w8a16_static as _;`, or the linker drops it and the registry does not see it.
@@ -27,7 +27,7 @@ mod table;
 use linear_proj::Door;
 use structure_core::{Refusal, Registration};
 
-pub use bind::{BindOptions, bind};
+pub use bind::{BindOptions, bind, explain};
 pub use plan::{Outcome, Plan, PlanRow, PlanSummary};
 pub use rule::{Rule, Target};
 pub use table::registrations_table;

@@ -81,3 +81,23 @@ impl Plan {
 fn trimmed(table: &Table) -> String {
     table.lines().map(|line| line.trim().to_string()).collect::<Vec<_>>().join("\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use structure_core::{Kernels, StructureId};
+
+    use super::*;
+
+    static NOT_BUILT: Kernels = Kernels { built: &[], why_not: "no nvcc was found", source_digest: "" };
+
+    #[test]
+    fn a_variant_without_kernels_says_why() {
+        let linked = *crate::get("linear_proj", "w8a16_static").unwrap();
+        let id = StructureId { structure: "linear_proj", variant: "other" };
+        let other = Registration { id, kernels: &NOT_BUILT, ..linked };
+        let table = registrations_table(&[&other]);
+        let row = table.lines().nth(1).unwrap();
+        assert!(row.starts_with("linear_proj"), "{table}");
+        assert!(row.ends_with("CPU arm only: no nvcc was found"), "{table}");
+    }
+}
