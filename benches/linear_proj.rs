@@ -56,8 +56,8 @@ mod on_gpu {
     use std::path::PathBuf;
 
     use anyhow::{Context, Result};
-    use benches::gpu;
     use benches::results::{Results, Row};
+    use benches::{gpu, plot};
     use device::{Buffer, CudaDevice, Device, Stream};
     use half::bf16;
     use linear_proj::{Bind, BoundProj, DenseWeights, Rows, RowsMut};
@@ -74,11 +74,12 @@ mod on_gpu {
         let stream = gpu.new_stream()?;
         let read_gbs = gpu::read_bandwidth(&stream)?;
         eprintln!("{}: streaming read {read_gbs:.0} GB/s", gpu.name());
-        let mut rows = Vec::new();
+        let (mut rows, mut ids) = (Vec::new(), Vec::new());
         for registration in structures::list()? {
             if registration.id.structure == linear_proj::STRUCTURE
                 && registration.id.to_string().contains(&filter)
             {
+                ids.push(registration.id.to_string());
                 for &(n, k) in SHAPES {
                     rows.extend(measure(registration, &stream, n, k, read_gbs)?);
                 }
@@ -97,6 +98,9 @@ mod on_gpu {
         let folder =
             std::env::var_os("STRUCTURES_RESULTS").map_or_else(|| PathBuf::from("results"), PathBuf::from);
         println!("written to {}", results.write(&folder).context("results")?.display());
+        for id in ids {
+            println!("drawn to {}", plot::draw(&results, &id, &folder)?.display());
+        }
         Ok(())
     }
 

@@ -36,19 +36,19 @@ fn bad_binds_are_refused(arm: &Arm) {
     assert_eq!(refusal(&[], 4, None), "seat: K = 0 is outside 1..=16777216");
     let mut w = vec![1.0f32; 64];
     w[37] = f32::NAN;
-    assert_eq!(refusal(&w, 4, None), "seat: weights: element 37 is NaN; weights must be finite");
+    assert_eq!(refusal(&w, 4, None), "seat: weights: element 37 is NaN; it must be finite");
     w[37] = f32::INFINITY;
-    assert_eq!(refusal(&w, 4, None), "seat: weights: element 37 is inf; weights must be finite");
+    assert_eq!(refusal(&w, 4, None), "seat: weights: element 37 is inf; it must be finite");
     w[37] = 0.5;
     assert_eq!(refusal(&w, 4, Some(&[0.0; 3])), "seat: bias: shape [3], expected [4]");
     let bias = [0.0, f32::NAN, 0.0, 0.0];
-    assert_eq!(refusal(&w, 4, Some(&bias)), "seat: bias: element 1 is NaN; weights must be finite");
+    assert_eq!(refusal(&w, 4, Some(&bias)), "seat: bias: element 1 is NaN; it must be finite");
 
     let door = structures::linear_proj("w8a16_static").unwrap();
     let f16 = DenseWeights::new(1, 2, DType::F16, &[0x00, 0x3c, 0x00, 0x7c]).unwrap();
     let bind = Bind { seat: "seat", weights: f16, bias: None, device: &arm.device };
     let refusal = door.bind(&bind).err().map(|refusal| refusal.to_string());
-    assert_eq!(refusal.as_deref(), Some("seat: weights: element 1 is inf; weights must be finite"));
+    assert_eq!(refusal.as_deref(), Some("seat: weights: element 1 is inf; it must be finite"));
 }
 
 fn bad_rows_are_refused(arm: &Arm) {

@@ -20,6 +20,7 @@ mod cuda;
 mod ffi;
 #[cfg(kernels_built)]
 pub mod gpu;
+pub mod plot;
 pub mod random;
 pub mod results;
 

@@ -73,6 +73,31 @@ impl Results {
         folder.join(format!("{name}.json"))
     }
 
+    /// Every `*.json` of a folder, in the order of their names.
+    ///
+    /// # Errors
+    /// With the path, for a file that cannot be read or does not hold results.
+    pub fn read_all(folder: &Path) -> Result<Vec<Results>> {
+        let context = |path: &Path| path.display().to_string();
+        let entries = fs::read_dir(folder).with_context(|| context(folder))?;
+        let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
+        paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+        paths.sort();
+        let read = |path: &PathBuf| {
+            let text = fs::read_to_string(path).with_context(|| context(path))?;
+            serde_json::from_str(&text).with_context(|| context(path))
+        };
+        paths.iter().map(read).collect()
+    }
+
+    /// The implementations that it has rows of, sorted.
+    pub fn ids(&self) -> Vec<String> {
+        let mut ids: Vec<String> = self.rows.iter().map(|row| row.id.clone()).collect();
+        ids.sort();
+        ids.dedup();
+        ids
+    }
+
     /// Writes the file whole: to one beside it first, which then takes its name.
     ///
     /// # Errors
@@ -124,11 +149,10 @@ mod tests {
     fn results_are_of_these_sources() {
         let pending = fs::read_to_string(folder().join("PENDING.md")).unwrap_or_default();
         let sources = env!("STRUCTURES_SOURCES_DIGEST");
-        let files = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
-        let measured: Vec<Results> = files
-            .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
-            .map(|path| serde_json::from_slice(&fs::read(&path).unwrap()).unwrap())
-            .filter(|results: &Results| results.sources == sources)
+        let measured: Vec<Results> = Results::read_all(&folder())
+            .unwrap()
+            .into_iter()
+            .filter(|results| results.sources == sources)
             .collect();
         for registration in structures::list().unwrap() {
             let id = registration.id.to_string();
@@ -144,14 +168,26 @@ mod tests {
     /// No call reads its bytes faster than the streaming read of the same run: a ratio above one is a wrong measurement.
     #[test]
     fn nothing_is_faster_than_its_floor() {
-        for entry in fs::read_dir(folder()).unwrap() {
-            let path = entry.unwrap().path();
-            if path.extension().is_some_and(|extension| extension == "json") {
-                let results: Results = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-                for row in &results.rows {
-                    assert!((0.0..=1.0).contains(&row.ratio), "{path:?}: {row:?}");
-                    assert!((row.floor_us / row.us - row.ratio).abs() < 1e-9, "{path:?}: {row:?}");
-                }
+        for results in Results::read_all(&folder()).unwrap() {
+            for row in &results.rows {
+                assert!((0.0..=1.0).contains(&row.ratio), "{}: {row:?}", results.gpu);
+                assert!((row.floor_us / row.us - row.ratio).abs() < 1e-9, "{}: {row:?}", results.gpu);
+            }
+        }
+    }
+
+    #[test]
+    fn pictures_are_of_these_results() {
+        let fresh = tempfile::tempdir().unwrap();
+        for results in Results::read_all(&folder()).unwrap() {
+            for id in results.ids() {
+                let drawn = crate::plot::draw(&results, &id, fresh.path()).unwrap();
+                let committed = folder().join(drawn.file_name().unwrap());
+                assert!(
+                    fs::read(&drawn).unwrap() == fs::read(&committed).unwrap_or_default(),
+                    "{} is not drawn from the results beside it: `cargo run -p benches --bin draw`",
+                    committed.display()
+                );
             }
         }
     }

@@ -36,4 +36,4 @@ pub use proj::{BoundProj, LinearProj, check_call};
 pub use rows::{Elements, ElementsMut, Rows, RowsData, RowsMut, RowsMutData};
 pub use seat::{Seat, SeatState};
 pub use staged::Staged;
-pub use weights::DenseWeights;
+pub use weights::{DenseWeights, Fp8Blocks};

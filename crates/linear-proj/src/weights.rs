@@ -1,15 +1,47 @@
 use half::{bf16, f16};
+use number_formats::fp8_block;
 use structure_core::{DType, Refusal};
 
-/// Dense weights `[N, K]`, row-major: BF16, F16 or F32 elements in little-endian bytes, as a checkpoint maps them.
+/// Dense weights `[N, K]`, row-major, as a checkpoint maps them: BF16, F16 or F32 elements in little-endian bytes, or FP8 codes
+/// in blocks.
 ///
 /// The bytes need no alignment, and rows are decoded one at a time, so a large tensor is never held twice.
 #[derive(Clone, Copy, Debug)]
 pub struct DenseWeights<'a> {
     n: usize,
     k: usize,
-    dtype: DType,
-    bytes: &'a [u8],
+    source: Source<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Source<'a> {
+    Elements(DType, &'a [u8]),
+    Fp8(Fp8Blocks<'a>),
+}
+
+/// FP8 weights with one scale per 128x128 block; see [`fp8_block`].
+///
+/// One tensor may hold several matrices under each other, such as those of experts, each with blocks of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Fp8Blocks<'a> {
+    /// E4M3 codes `[N, K]`.
+    pub codes: &'a [u8],
+    /// Scales of all matrices, `[matrices, ceil(features / 128), ceil(K / 128)]`.
+    pub scale_inv: &'a [f32],
+    /// Features of one matrix.
+    pub features: usize,
+    /// Which feature of the tensor the first row of `codes` is.
+    pub first: usize,
+}
+
+impl<'a> Fp8Blocks<'a> {
+    /// The scales of row `n` of the codes.
+    fn scales(&self, n: usize, k: usize) -> &'a [f32] {
+        let (matrix, feature) = ((self.first + n) / self.features, (self.first + n) % self.features);
+        let blocks = k.div_ceil(fp8_block::BLOCK);
+        let row = matrix * self.features.div_ceil(fp8_block::BLOCK) + feature / fp8_block::BLOCK;
+        self.scale_inv.get(row * blocks..(row + 1) * blocks).unwrap_or(&[])
+    }
 }
 
 impl<'a> DenseWeights<'a> {
@@ -27,15 +59,24 @@ impl<'a> DenseWeights<'a> {
                 accepted: DType::list(TAKEN),
             });
         }
-        let expected = n.checked_mul(k).and_then(|elements| elements.checked_mul(dtype.size()));
-        if expected != Some(bytes.len()) {
+        check_bytes(n, k, dtype, bytes)?;
+        Ok(DenseWeights { n, k, source: Source::Elements(dtype, bytes) })
+    }
+
+    /// Weights over FP8 blocks. Each value is rounded to BF16, as those who publish such checkpoints do; so is the type.
+    ///
+    /// # Errors
+    /// [`Refusal::ShapeMismatch`] when there are more or fewer codes than the shape says, or too few scales for them.
+    pub fn from_fp8_blocks(n: usize, k: usize, blocks: Fp8Blocks<'a>) -> Result<Self, Refusal> {
+        check_bytes(n, k, DType::F8_E4M3, blocks.codes)?;
+        if n > 0 && (blocks.features == 0 || blocks.scales(n - 1, k).len() != k.div_ceil(fp8_block::BLOCK)) {
             return Err(Refusal::ShapeMismatch {
-                what: format!("dense {dtype} weights of {} bytes", bytes.len()),
-                expected: vec![n, k],
-                got: vec![bytes.len() / dtype.size()],
+                what: "scales of FP8 weights".to_string(),
+                expected: vec![n.div_ceil(fp8_block::BLOCK), k.div_ceil(fp8_block::BLOCK)],
+                got: vec![blocks.scale_inv.len()],
             });
         }
-        Ok(DenseWeights { n, k, dtype, bytes })
+        Ok(DenseWeights { n, k, source: Source::Fp8(blocks) })
     }
 
     /// Weights over a slice of binary32.
@@ -64,26 +105,36 @@ impl<'a> DenseWeights<'a> {
         self.k
     }
 
-    /// The elements' type.
+    /// The type of the values: BF16 for FP8 blocks too.
     pub fn dtype(&self) -> DType {
-        self.dtype
+        match self.source {
+            Source::Elements(dtype, _) => dtype,
+            Source::Fp8(_) => DType::BF16,
+        }
     }
 
-    /// The elements' bytes.
-    pub fn bytes(&self) -> &'a [u8] {
-        self.bytes
-    }
-
-    /// Decodes row `n` into `out`, which holds K elements; exact for all three types.
+    /// Decodes row `n` into `out`, which holds K elements; exact for BF16, F16 and F32, rounded to BF16 for FP8 blocks.
     ///
-    /// A row past the last one is left as zeros.
+    /// A row past the last one is left as it was.
     pub fn decode_row(&self, n: usize, out: &mut [f32]) {
-        let stride = self.k * self.dtype.size();
-        let row = self.bytes.get(n * stride..(n + 1) * stride).unwrap_or(&[]);
-        match self.dtype {
-            DType::BF16 => decode(row, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
-            DType::F16 => decode(row, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
-            _ => decode(row, out, f32::from_le_bytes),
+        match self.source {
+            Source::Fp8(blocks) => {
+                if let Some(codes) = blocks.codes.get(n * self.k..(n + 1) * self.k) {
+                    fp8_block::dequantize_row_bf16(codes, blocks.scales(n, self.k), out);
+                }
+            }
+            Source::Elements(dtype, bytes) => {
+                let stride = self.k * dtype.size();
+                let row = bytes.get(n * stride..(n + 1) * stride).unwrap_or(&[]);
+                match dtype {
+                    // Without half's care for the payloads of NaNs this is a shift, which compiles to whole vectors.
+                    DType::BF16 => {
+                        decode(row, out, |bytes| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16))
+                    }
+                    DType::F16 => decode(row, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
+                    _ => decode(row, out, f32::from_le_bytes),
+                }
+            }
         }
     }
 
@@ -114,6 +165,19 @@ impl<'a> DenseWeights<'a> {
     }
 }
 
+/// Refuses bytes that are not those of N times K elements.
+fn check_bytes(n: usize, k: usize, dtype: DType, bytes: &[u8]) -> Result<(), Refusal> {
+    let expected = n.checked_mul(k).and_then(|elements| elements.checked_mul(dtype.size()));
+    if expected == Some(bytes.len()) {
+        return Ok(());
+    }
+    Err(Refusal::ShapeMismatch {
+        what: format!("dense {dtype} weights of {} bytes", bytes.len()),
+        expected: vec![n, k],
+        got: vec![bytes.len() / dtype.size()],
+    })
+}
+
 fn decode<const SIZE: usize>(row: &[u8], out: &mut [f32], element: impl Fn([u8; SIZE]) -> f32) {
     let (elements, _) = row.as_chunks::<SIZE>();
     for (out, &bytes) in out.iter_mut().zip(elements) {
@@ -140,6 +204,29 @@ mod tests {
     }
 
     #[test]
+    fn fp8_rows_take_the_scales_of_their_own_matrix() {
+        // Two matrices of 130 features and 200 inputs: two rows and two columns of blocks each.
+        let (features, k) = (130, 200);
+        let codes: Vec<u8> = (0..2 * features * k).map(|i| (i * 11 % 120) as u8).collect();
+        let scales: Vec<f32> = (0..8).map(|i| 0.5 + i as f32).collect();
+        let each = [0, 1].map(|matrix| {
+            let codes = &codes[matrix * features * k..(matrix + 1) * features * k];
+            fp8_block::dequantize_bf16(codes, &scales[matrix * 4..matrix * 4 + 4], features, k).unwrap()
+        });
+        let whole: Vec<f32> = each.concat().into_iter().map(bf16::to_f32).collect();
+        // The whole tensor, and a cut that starts within a block and ends in the second matrix.
+        for rows in [0..2 * features, 100..2 * features - 1] {
+            let codes = &codes[rows.start * k..rows.end * k];
+            let blocks = Fp8Blocks { codes, scale_inv: &scales, features, first: rows.start };
+            let weights = DenseWeights::from_fp8_blocks(rows.len(), k, blocks).unwrap();
+            assert_eq!(weights.dtype(), DType::BF16);
+            assert_eq!(weights.to_f32(), whole[rows.start * k..rows.end * k]);
+        }
+        let short = Fp8Blocks { codes: &codes, scale_inv: &scales[..7], features, first: 0 };
+        assert!(DenseWeights::from_fp8_blocks(2 * features, k, short).is_err());
+    }
+
+    #[test]
     fn wrong_sizes_and_types_are_refused() {
         assert!(DenseWeights::new(2, 3, DType::BF16, &[0; 11]).is_err());
         assert!(DenseWeights::new(usize::MAX, 3, DType::BF16, &[0; 12]).is_err());
@@ -153,6 +240,6 @@ mod tests {
         values[300] = f32::NEG_INFINITY;
         values[17] = f32::NAN;
         let refusal = DenseWeights::from_f32(64, 8, &values).unwrap().check_finite("w").unwrap_err();
-        assert_eq!(refusal.to_string(), "w: element 17 is NaN; weights must be finite");
+        assert_eq!(refusal.to_string(), "w: element 17 is NaN; it must be finite");
     }
 }

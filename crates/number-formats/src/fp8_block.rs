@@ -47,6 +47,22 @@ pub fn dequantize_bf16(
     Ok(out)
 }
 
+/// Writes one row of K codes, with the `ceil(K / 128)` scales of its blocks, as FP32 numbers that hold what
+/// [`dequantize_bf16`] gives, so that a tensor need not be held twice.
+///
+/// If the slices do not match, all of `out` is NaN.
+pub fn dequantize_row_bf16(codes: &[u8], scale_inv: &[f32], out: &mut [f32]) {
+    if out.len() != codes.len() || scale_inv.len() != codes.len().div_ceil(BLOCK) {
+        out.fill(f32::NAN);
+        return;
+    }
+    for ((codes, out), scale) in codes.chunks(BLOCK).zip(out.chunks_mut(BLOCK)).zip(scale_inv) {
+        for (code, out) in codes.iter().zip(out) {
+            *out = bf16::from_f32(e4m3::decode(*code) * scale).to_f32();
+        }
+    }
+}
+
 /// Checks the inputs and writes every value as `round` gives it; `out` has `n * k` elements.
 fn dequantize_with<T>(
     codes: &[u8],
@@ -111,6 +127,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_row_is_that_of_the_whole() {
+        for (n, k) in [(1, 1), (129, 127), (127, 129), (300, 200)] {
+            let (codes, scales) = tensor(n, k);
+            let whole = dequantize_bf16(&codes, &scales, n, k).unwrap();
+            let mut row = vec![f32::NAN; k];
+            for (index, (codes, whole)) in codes.chunks(k).zip(whole.chunks(k)).enumerate() {
+                let first = index / 128 * k.div_ceil(128);
+                dequantize_row_bf16(codes, &scales[first..first + k.div_ceil(128)], &mut row);
+                assert!(row.iter().zip(whole).all(|(row, whole)| *row == whole.to_f32()), "row {index}");
+            }
+        }
+        let mut row = [0.0; 2];
+        dequantize_row_bf16(&[0x38], &[1.0], &mut row);
+        assert!(row.iter().all(|value| value.is_nan()), "lengths that do not match");
     }
 
     #[test]

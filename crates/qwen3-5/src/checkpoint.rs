@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use device::MappedFile;
-use half::bf16;
 use linear_proj::DenseWeights;
 use number_formats::fp8_block;
 use safetensors::Dtype;
@@ -109,7 +108,7 @@ impl Checkpoint {
 
     /// A tensor `[..., N, K]` as weights whose output features are all its leading dimensions, checked to be finite.
     ///
-    /// FP8 blocks become BF16 values; everything else stays where it is.
+    /// The elements stay where they are; of FP8 blocks the scales alone are read.
     pub fn weights(&mut self, tensor: &str, shape: &[usize]) -> Result<Weights, Refusal> {
         let dtype = self.find(tensor, shape)?.dtype;
         let (k, n) = match shape.split_last() {
@@ -117,8 +116,7 @@ impl Checkpoint {
             None => (1, 1),
         };
         let weights = if dtype == Dtype::F8_E4M3 {
-            let elements = self.dequantized(tensor, shape)?;
-            Weights::owned(n, k, elements)?
+            self.fp8_weights(tensor, shape, n, k)?
         } else {
             let entry = self.find(tensor, shape)?;
             let dtype = dense_dtype(tensor, entry.dtype)?;
@@ -138,28 +136,19 @@ impl Checkpoint {
         Ok(dense.to_f32())
     }
 
-    /// The BF16 values of an FP8 tensor; each matrix of its leading dimensions has blocks of its own.
-    fn dequantized(&mut self, tensor: &str, shape: &[usize]) -> Result<Vec<bf16>, Refusal> {
-        let [leading @ .., n, k] = shape else {
+    /// An FP8 tensor with its scales; each matrix of its leading dimensions has blocks of its own.
+    fn fp8_weights(&mut self, tensor: &str, shape: &[usize], n: usize, k: usize) -> Result<Weights, Refusal> {
+        let [leading @ .., features, _] = shape else {
             return Err(Refusal::DTypeOutside {
                 what: tensor.to_string(),
                 dtype: DType::F8_E4M3.to_string(),
                 accepted: DType::list(&[DType::BF16, DType::F16, DType::F32]),
             });
         };
-        let blocks = [n.div_ceil(fp8_block::BLOCK), k.div_ceil(fp8_block::BLOCK)];
+        let blocks = [features.div_ceil(fp8_block::BLOCK), k.div_ceil(fp8_block::BLOCK)];
         let scales = self.vector(&format!("{tensor}{SCALES}"), &[leading, &blocks[..]].concat())?;
         let entry = self.find(tensor, shape)?;
-        let codes = entry.file.get(entry.bytes.clone()).unwrap_or(&[]);
-        let matrices = codes.chunks_exact((n * k).max(1)).zip(scales.chunks_exact(blocks[0] * blocks[1]));
-        let mut elements = Vec::with_capacity(codes.len());
-        for (codes, scales) in matrices {
-            let values = fp8_block::dequantize_bf16(codes, scales, *n, *k);
-            elements.extend(
-                values.map_err(|error| Refusal::file(entry.file.path(), format!("{tensor}: {error}")))?,
-            );
-        }
-        Ok(elements)
+        Weights::fp8(n, k, Arc::clone(&entry.file), entry.bytes.clone(), scales, *features)
     }
 
     /// Finds a tensor, holds its shape to the expected one, and notes that it was read.

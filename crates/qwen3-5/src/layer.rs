@@ -26,7 +26,7 @@ enum Mixer {
 
 enum Ffn {
     Dense(DenseFfn),
-    Sparse(SparseFfn),
+    Sparse(Box<SparseFfn>),
 }
 
 /// What a layer remembers of the rows before.
@@ -54,7 +54,7 @@ impl Layer {
                     Ffn::Dense(DenseFfn::load(loader, &format!("{path}.mlp"), *intermediate_size)?)
                 }
                 FfnConfig::Sparse(sparse) => {
-                    Ffn::Sparse(SparseFfn::load(loader, &format!("{path}.mlp"), sparse)?)
+                    Ffn::Sparse(Box::new(SparseFfn::load(loader, &format!("{path}.mlp"), sparse)?))
                 }
             },
         })

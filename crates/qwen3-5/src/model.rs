@@ -126,7 +126,7 @@ impl Model {
         &mut self,
         state: &mut State,
         tokens: &[u32],
-        observe: &mut dyn FnMut(usize, &[f32]),
+        observe: &mut (dyn FnMut(usize, &[f32]) + Send),
     ) -> Result<Hidden, Refusal> {
         let mut hidden = self.embed(tokens)?;
         state.check_layers(self.layers.len())?;

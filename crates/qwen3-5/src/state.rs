@@ -39,10 +39,10 @@ impl State {
     }
 
     /// Runs a pass over `rows` tokens, if there is room for them and no pass has failed.
-    pub(crate) fn pass<T>(
+    pub(crate) fn pass<T: Send>(
         &mut self,
         rows: usize,
-        pass: impl FnOnce(&mut [LayerState], usize) -> Result<T, Refusal>,
+        pass: impl FnOnce(&mut [LayerState], usize) -> Result<T, Refusal> + Send,
     ) -> Result<T, Refusal> {
         if let Some(refusal) = &self.failed {
             return Err(refusal.clone());
@@ -51,7 +51,9 @@ impl State {
         if needed > self.window {
             return Err(Refusal::WindowExceeded { needed, window: self.window });
         }
-        match pass(&mut self.layers, self.position) {
+        let (layers, position) = (&mut self.layers, self.position);
+        // The whole pass runs on a worker: entering the pool anew for each projection costs more than the small ones do.
+        match rayon::scope(|_| pass(layers, position)) {
             Ok(result) => {
                 self.position = needed;
                 Ok(result)

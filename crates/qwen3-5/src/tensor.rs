@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use device::MappedFile;
-use half::bf16;
-use linear_proj::DenseWeights;
+use linear_proj::{DenseWeights, Fp8Blocks};
 use structure_core::{DType, Refusal};
 
-/// Weights `[N, K]`, row-major: a range of a mapped file, or the BF16 values of FP8 blocks. Clones share the memory.
+/// Weights `[N, K]`, row-major: a range of a mapped file, with the scales beside it where it holds FP8 blocks. Clones share the
+/// memory.
 #[derive(Clone)]
 pub(crate) struct Weights {
     n: usize,
@@ -21,7 +21,16 @@ pub(crate) struct Weights {
 #[derive(Clone)]
 enum Storage {
     Mapped(Arc<MappedFile>),
-    Owned(Arc<Vec<bf16>>),
+    /// FP8 blocks, and which feature of their tensor is the first of these.
+    Fp8(Arc<Fp8Tensor>, usize),
+    #[cfg(test)]
+    Owned(Arc<Vec<half::bf16>>),
+}
+
+struct Fp8Tensor {
+    file: Arc<MappedFile>,
+    scale_inv: Vec<f32>,
+    features: usize,
 }
 
 impl Weights {
@@ -36,8 +45,23 @@ impl Weights {
         Weights { n, k, dtype, storage: Storage::Mapped(file), bytes }.checked()
     }
 
+    /// The E4M3 codes at `bytes` of a file, in 128x128 blocks; `features` are those of one matrix, of which there may be
+    /// several under each other.
+    pub fn fp8(
+        n: usize,
+        k: usize,
+        file: Arc<MappedFile>,
+        bytes: Range<usize>,
+        scale_inv: Vec<f32>,
+        features: usize,
+    ) -> Result<Self, Refusal> {
+        let storage = Storage::Fp8(Arc::new(Fp8Tensor { file, scale_inv, features }), 0);
+        Weights { n, k, dtype: DType::F8_E4M3, storage, bytes }.checked()
+    }
+
     /// Elements that exist nowhere else.
-    pub fn owned(n: usize, k: usize, elements: Vec<bf16>) -> Result<Self, Refusal> {
+    #[cfg(test)]
+    pub fn owned(n: usize, k: usize, elements: Vec<half::bf16>) -> Result<Self, Refusal> {
         let bytes = 0..size_of_val(elements.as_slice());
         Weights { n, k, dtype: DType::BF16, storage: Storage::Owned(Arc::new(elements)), bytes }.checked()
     }
@@ -59,11 +83,21 @@ impl Weights {
 
     /// The weights as the structure `linear_proj` takes them.
     pub fn dense(&self) -> Result<DenseWeights<'_>, Refusal> {
-        let all: &[u8] = match &self.storage {
-            Storage::Mapped(file) => file,
-            Storage::Owned(elements) => bytemuck::cast_slice(elements),
-        };
-        DenseWeights::new(self.n, self.k, self.dtype, all.get(self.bytes.clone()).unwrap_or(&[]))
+        match &self.storage {
+            Storage::Mapped(file) => DenseWeights::new(self.n, self.k, self.dtype, self.bytes_of(file)),
+            Storage::Fp8(tensor, first) => {
+                let Fp8Tensor { file, scale_inv, features } = &**tensor;
+                let blocks =
+                    Fp8Blocks { codes: self.bytes_of(file), scale_inv, features: *features, first: *first };
+                DenseWeights::from_fp8_blocks(self.n, self.k, blocks)
+            }
+            #[cfg(test)]
+            Storage::Owned(elements) => DenseWeights::from_bf16(self.n, self.k, elements),
+        }
+    }
+
+    fn bytes_of<'a>(&self, file: &'a MappedFile) -> &'a [u8] {
+        file.get(self.bytes.clone()).unwrap_or(&[])
     }
 
     /// Output features `features` alone, over the same memory.
@@ -78,6 +112,10 @@ impl Weights {
                 got: vec![features.end, self.k],
             });
         }
-        Weights { n: features.len(), bytes, ..self.clone() }.checked()
+        let mut part = Weights { n: features.len(), bytes, ..self.clone() };
+        if let Storage::Fp8(_, first) = &mut part.storage {
+            *first += features.start;
+        }
+        part.checked()
     }
 }

@@ -162,7 +162,7 @@ fn tensors_the_model_cannot_use() {
         let mut values = vec![0.5; VOCAB * HIDDEN];
         values[100] = value;
         let line = with(Tensor::bf16(&[VOCAB, HIDDEN], values));
-        assert_eq!(line, format!("lm_head.weight: element 100 is {name}; weights must be finite"));
+        assert_eq!(line, format!("lm_head.weight: element 100 is {name}; it must be finite"));
     }
     let mut micro = micro::dense();
     micro.tensors.insert("model.layers.0.linear_attn.A_log".to_string(), Tensor::bf16(&[2], [0.0, f32::NAN]));

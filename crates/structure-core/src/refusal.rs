@@ -119,8 +119,8 @@ pub enum Refusal {
         /// The shape it has.
         got: Vec<usize>,
     },
-    /// A weight that is NaN or infinite.
-    #[error("{what}: element {index} is {value}; weights must be finite")]
+    /// A weight, or a result that decides something, that is NaN or infinite.
+    #[error("{what}: element {index} is {value}; it must be finite")]
     NonFinite {
         /// The tensor.
         what: String,

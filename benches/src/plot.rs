@@ -1,0 +1,100 @@
+//! Results as a picture: time over the bytes that a call must move, both logarithmic, beside the floor.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use plotters::prelude::*;
+
+use crate::results::{Results, Row};
+
+const SIZE: (u32, u32) = (880, 560);
+const FONT: &str = "sans-serif";
+/// The row counts that are drawn, with a colour each.
+const ROWS: [(usize, RGBColor); 3] =
+    [(1, RGBColor(0, 90, 181)), (8, RGBColor(220, 140, 0)), (16, RGBColor(200, 40, 40))];
+
+/// Draws all rows of one implementation to `folder/<gpu>-<id>.svg`, with `/` in the id as `-`.
+///
+/// # Errors
+/// With the path, when the file cannot be written.
+pub fn draw(results: &Results, id: &str, folder: &Path) -> Result<PathBuf> {
+    let path = results.path(folder);
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let path = path.with_file_name(format!("{stem}-{}.svg", id.replace('/', "-")));
+    let rows: Vec<&Row> = results.rows.iter().filter(|row| row.id == id).collect();
+    chart(results, id, &rows, &path).with_context(|| path.display().to_string())?;
+    Ok(path)
+}
+
+/// Megabytes that a call must move: its floor at the measured bandwidth.
+fn megabytes(row: &Row, read_gbs: f64) -> f64 {
+    row.floor_us * read_gbs / 1e3
+}
+
+fn chart(results: &Results, id: &str, rows: &[&Row], path: &Path) -> Result<()> {
+    let gbs = results.read_gbs;
+    let sizes = rows.iter().map(|row| megabytes(row, gbs));
+    let (least, most) = sizes.fold((f64::INFINITY, 0f64), |(least, most), mb| (least.min(mb), most.max(mb)));
+    let (left, right) = (least / 1.6, most * 2.6);
+    let floor = |mb: f64| mb * 1e3 / gbs;
+
+    let area = SVGBackend::new(path, SIZE).into_drawing_area();
+    area.fill(&WHITE)?;
+    let caption = format!("{id} on {}: one call, cold weights", results.gpu);
+    let mut chart = ChartBuilder::on(&area)
+        .caption(caption, (FONT, 20))
+        .margin(16)
+        .x_label_area_size(44)
+        .y_label_area_size(56)
+        .build_cartesian_2d((left..right).log_scale(), (floor(left)..floor(right) * 1.4).log_scale())?;
+    chart
+        .configure_mesh()
+        .x_desc("megabytes that the call must move")
+        .y_desc("microseconds")
+        .x_label_formatter(&|mb| format!("{mb}"))
+        .y_label_formatter(&|us| format!("{us}"))
+        .label_style((FONT, 14))
+        .axis_desc_style((FONT, 15))
+        .light_line_style(BLACK.mix(0.05))
+        .draw()?;
+    chart
+        .draw_series(LineSeries::new([(left, floor(left)), (right, floor(right))], BLACK.stroke_width(1)))?
+        .label(format!("floor at {gbs:.0} GB/s"))
+        .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], BLACK));
+    for (m, colour) in ROWS {
+        let points = rows.iter().filter(|row| row.m == Some(m)).map(|row| (megabytes(row, gbs), row.us));
+        chart
+            .draw_series(points.map(|point| Circle::new(point, 5, colour.filled())))?
+            .label(format!("M = {m}"))
+            .legend(move |(x, y)| Circle::new((x + 9, y), 5, colour.filled()));
+    }
+    chart.draw_series(labels(rows, gbs))?;
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .border_style(BLACK.mix(0.3))
+        .background_style(WHITE)
+        .label_font((FONT, 14))
+        .draw()?;
+    area.present()?;
+    Ok(())
+}
+
+/// The shape of each point of M = 1 and its share of the floor, to the lower right of the point. Shapes of the same bytes
+/// share a point, so the second label goes under the first.
+fn labels(rows: &[&Row], gbs: f64) -> Vec<Text<'static, (f64, f64), String>> {
+    let mut points: Vec<(f64, &Row)> =
+        rows.iter().filter(|row| row.m == Some(1)).map(|row| (megabytes(row, gbs), *row)).collect();
+    points.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    let mut labels = Vec::with_capacity(points.len());
+    let mut last = (0f64, 0f64);
+    for (mb, row) in points {
+        let below = row.us / 1.22;
+        let at = if mb < last.0 * 1.05 { (last.0, last.1 / 1.16) } else { (mb * 1.03, below) };
+        last = at;
+        let (n, k) = (row.n.unwrap_or_default(), row.k.unwrap_or_default());
+        let label = format!("{n} x {k}: {:.0} %", row.ratio * 100.0);
+        labels.push(Text::new(label, at, (FONT, 12).into_font()));
+    }
+    labels
+}
