@@ -4,7 +4,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 /// Verified, composable acceleration for LLM decode.
 #[derive(Parser)]
-#[command(version, about)]
+#[command(version)]
 pub struct Args {
     #[command(subcommand)]
     pub command: Command,
