@@ -16,6 +16,13 @@ __device__ __forceinline__ uint4 load_streaming(const uint4 *address) {
     return value;
 }
 
+// 2 bytes that this call reads once, such as two block scales.
+__device__ __forceinline__ uint32_t load_streaming(const unsigned short *address) {
+    unsigned short value;
+    asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(value) : "l"(address) : "memory");
+    return value;
+}
+
 // 16 bytes that other blocks read too.
 __device__ __forceinline__ uint4 load_cached(const uint4 *address) {
     uint4 value;

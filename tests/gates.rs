@@ -1,4 +1,4 @@
-//! The gates of `linear_proj` on each arm: close to the reference, row-invariant, repeatable, nothing unwritten.
+//! The gates of every `linear_proj` on each arm: close to the reference, row-invariant, repeatable, nothing unwritten.
 
 use half::{bf16, f16};
 use libtest_mimic::Trial;
@@ -7,7 +7,9 @@ use linear_proj::{BoundProj, Rows, RowsMut, gates};
 use crate::arm::{Arm, on_each_arm, on_gpu};
 use crate::random::Random;
 
-const VARIANT: &str = "w8a16_static";
+const W8A16: &str = "w8a16_static";
+const NVFP4: &str = "nvfp4_dynamic";
+const VARIANTS: &[&str] = &[W8A16, NVFP4];
 
 /// N and K: the smallest, odd ones, those at and beside tile edges, every projection shape of the tiny hosts, and one of
 /// each way in which a kernel may cut K and group rows, which goes by N.
@@ -33,20 +35,32 @@ const SHAPES: &[(usize, usize)] = &[
     (33_800, 33),
 ];
 
+/// The shapes that a variant takes.
+fn shapes(variant: &str) -> impl Iterator<Item = (usize, usize)> {
+    let bounds = structures::get("linear_proj", variant).unwrap().envelope.dims;
+    let k = bounds.iter().find(|dim| dim.name == "K").unwrap().bound;
+    SHAPES.iter().copied().filter(move |&(_, of)| k.takes(of as u64))
+}
+
 pub fn trials() -> Vec<Trial> {
     [
-        on_each_arm("w8a16::close_to_the_reference", close_to_the_reference),
-        on_each_arm("w8a16::any_magnitude", any_magnitude),
-        on_each_arm("w8a16::row_invariant", row_invariant),
+        on_each_arm("close_to_the_reference", close_to_the_reference),
+        on_each_arm("any_magnitude", any_magnitude),
+        on_each_arm("row_invariant", row_invariant),
         on_each_arm("w8a16::exact_sums_are_exact", exact_sums_are_exact),
-        on_each_arm("w8a16::the_same_bits_every_time", the_same_bits_every_time),
-        on_each_arm("w8a16::a_bad_row_spoils_itself_alone", a_bad_row_spoils_itself_alone),
-        on_each_arm("w8a16::row_types_agree", row_types_agree),
+        on_each_arm("the_same_bits_every_time", the_same_bits_every_time),
+        on_each_arm("a_bad_row_spoils_itself_alone", a_bad_row_spoils_itself_alone),
+        on_each_arm("row_types_agree", row_types_agree),
+        on_each_arm("nvfp4::exact_sums_are_exact", nvfp4_exact_sums_are_exact),
+        on_each_arm("nvfp4::a_zero_block_beside_others", nvfp4_zero_blocks),
         on_each_arm("w8a16::weights_are_within_half_a_step", weights_are_within_half_a_step),
     ]
     .into_iter()
     .flatten()
-    .chain([on_gpu("w8a16::holds_the_cpu_arms_weights", holds_the_cpu_arms_weights)])
+    .chain([
+        on_gpu("holds_the_cpu_arms_weights", holds_the_cpu_arms_weights),
+        on_gpu("nvfp4::quantises_as_the_cpu_arm_does", nvfp4_quantises_as_the_cpu_arm_does),
+    ])
     .collect()
 }
 
@@ -59,12 +73,14 @@ fn project(proj: &mut dyn BoundProj, x: &[f32], rows: usize) -> Vec<f32> {
 }
 
 fn close_to_the_reference(arm: &Arm) {
-    for &(n, k) in SHAPES {
+    for (variant, (n, k)) in
+        VARIANTS.iter().flat_map(|variant| shapes(variant).map(move |shape| (variant, shape)))
+    {
         let mut random = Random::new((n * 65536 + k) as u64);
         let w = random.normals(n * k, 0.05);
         let bias = random.normals(n, 1.0);
         for bias in [None, Some(&bias[..])] {
-            let mut proj = arm.bind_staged(VARIANT, &w, n, bias);
+            let mut proj = arm.bind_staged(variant, &w, n, bias);
             for m in 1..=16 {
                 let x = random.normals(m * k, 1.0);
                 gates::against_reference(proj.as_mut(), bias, &x, m, 0..n).unwrap();
@@ -76,12 +92,13 @@ fn close_to_the_reference(arm: &Arm) {
 /// Weights and activations far from one: a scale or an exponent that is handled wrongly shows here.
 fn any_magnitude(arm: &Arm) {
     let (n, k) = (48, 512);
-    for (weight, activation) in [(1e-30, 1e20), (1e20, 1e-30), (1e-9, 1e-9), (1e10, 1e10), (1e-38, 1.0)] {
+    let magnitudes = [(1e-30, 1e20), (1e20, 1e-30), (1e-9, 1e-9), (1e10, 1e10), (1e-38, 1.0)];
+    for (variant, (weight, activation)) in VARIANTS.iter().flat_map(|v| magnitudes.map(|each| (v, each))) {
         let mut random = Random::new(5);
         let mut w = random.normals(n * k, weight);
         w[..k].fill(0.0);
         w[3 * k] = weight * 100.0;
-        let mut proj = arm.bind_staged(VARIANT, &w, n, None);
+        let mut proj = arm.bind_staged(variant, &w, n, None);
         let x = random.normals(16 * k, activation);
         gates::against_reference(proj.as_mut(), None, &x, 16, 0..n).unwrap();
         assert_eq!(project(proj.as_mut(), &x, 16)[0], 0.0, "a row of zeros projects to zero");
@@ -89,12 +106,14 @@ fn any_magnitude(arm: &Arm) {
 }
 
 fn row_invariant(arm: &Arm) {
-    for &(n, k) in SHAPES {
+    for (variant, (n, k)) in
+        VARIANTS.iter().flat_map(|variant| shapes(variant).map(move |shape| (variant, shape)))
+    {
         let mut random = Random::new((n + k) as u64);
         let w = random.normals(n * k, 0.05);
         let bias = random.normals(n, 1.0);
         let x = random.normals(16 * k, 1.0);
-        gates::row_invariance(arm.bind_staged(VARIANT, &w, n, Some(&bias)).as_mut(), &x).unwrap();
+        gates::row_invariance(arm.bind_staged(variant, &w, n, Some(&bias)).as_mut(), &x).unwrap();
     }
 }
 
@@ -106,7 +125,7 @@ fn exact_sums_are_exact(arm: &Arm) {
     let mut w: Vec<f32> = (0..n * k).map(|_| random.integer(127)).collect();
     w.chunks_mut(k).for_each(|row| row[0] = 127.0);
     let x: Vec<f32> = (0..m * k).map(|_| random.integer(128)).collect();
-    let y = project(arm.bind_staged(VARIANT, &w, n, None).as_mut(), &x, m);
+    let y = project(arm.bind_staged(W8A16, &w, n, None).as_mut(), &x, m);
     for (row, x) in x.chunks(k).enumerate() {
         for (feature, w) in w.chunks(k).enumerate() {
             let exact: i64 = w.iter().zip(x).map(|(&w, &x)| w as i64 * x as i64).sum();
@@ -118,22 +137,28 @@ fn exact_sums_are_exact(arm: &Arm) {
 
 fn the_same_bits_every_time(arm: &Arm) {
     let (n, k) = (1280, 256);
-    let mut random = Random::new(3);
-    let w = random.normals(n * k, 0.05);
-    let mut proj = arm.bind_staged(VARIANT, &w, n, None);
-    let x = random.normals(16 * k, 1.0);
-    let first = project(proj.as_mut(), &x, 16);
-    for _ in 0..20 {
-        assert_eq!(project(proj.as_mut(), &x, 16), first);
+    for variant in VARIANTS {
+        let mut random = Random::new(3);
+        let w = random.normals(n * k, 0.05);
+        let mut proj = arm.bind_staged(variant, &w, n, None);
+        let x = random.normals(16 * k, 1.0);
+        let first = project(proj.as_mut(), &x, 16);
+        for _ in 0..20 {
+            assert_eq!(project(proj.as_mut(), &x, 16), first);
+        }
     }
 }
 
 /// A NaN or an infinity makes its own row NaN or infinite, never a plausible number; the others are as without it.
 fn a_bad_row_spoils_itself_alone(arm: &Arm) {
-    let (n, k, m) = (96, 264, 16);
+    VARIANTS.iter().for_each(|variant| a_bad_row(arm, variant));
+}
+
+fn a_bad_row(arm: &Arm, variant: &str) {
+    let (n, k, m) = (96, 272, 16);
     let mut random = Random::new(17);
     let w = random.normals(n * k, 0.05);
-    let mut proj = arm.bind_staged(VARIANT, &w, n, None);
+    let mut proj = arm.bind_staged(variant, &w, n, None);
     let good = random.normals(m * k, 1.0);
     let expected = project(proj.as_mut(), &good, m);
     for (row, bad) in [(0, f32::NAN), (7, f32::INFINITY), (8, f32::NAN), (15, f32::NEG_INFINITY)] {
@@ -153,15 +178,19 @@ fn a_bad_row_spoils_itself_alone(arm: &Arm) {
 
 /// BF16 values give the same bits whichever type carries them, and results come out in the type rows came in.
 fn row_types_agree(arm: &Arm) {
+    VARIANTS.iter().for_each(|variant| row_types(arm, variant));
+}
+
+fn row_types(arm: &Arm, variant: &str) {
     use device::{Buffer, Device};
-    let (n, k, m) = (100, 264, 5);
+    let (n, k, m) = (100, 272, 5);
     let mut random = Random::new(23);
     let w = random.normals(n * k, 0.05);
     // Of BF16's 8 bits and F16's exponents, so exact in all three types.
     let x: Vec<f32> = (0..m * k).map(|_| random.integer(127) / 64.0).collect();
     let x_bf16: Vec<bf16> = x.iter().map(|&x| bf16::from_f32(x)).collect();
     let x_f16: Vec<f16> = x.iter().map(|&x| f16::from_f32(x)).collect();
-    let mut proj = arm.bind(VARIANT, &w, n, None).unwrap();
+    let mut proj = arm.bind(variant, &w, n, None).unwrap();
     let (mut y, mut y_bf16, mut y_f16) =
         (vec![f32::NAN; m * n], vec![bf16::NAN; m * n], vec![f16::NAN; m * n]);
     match &arm.device {
@@ -200,7 +229,7 @@ fn weights_are_within_half_a_step(arm: &Arm) {
     let (n, k) = (50, 333);
     let mut random = Random::new(29);
     let w = random.normals(n * k, 0.3);
-    let proj = arm.bind_staged(VARIANT, &w, n, None);
+    let proj = arm.bind_staged(W8A16, &w, n, None);
     let dequantized = proj.dequantized(0..n).unwrap();
     let (mut error, mut norm) = (0f64, 0f64);
     for (row, back) in w.chunks(k).zip(dequantized.chunks(k)) {
@@ -216,12 +245,91 @@ fn weights_are_within_half_a_step(arm: &Arm) {
 }
 
 fn holds_the_cpu_arms_weights(arm: &Arm) {
-    for &(n, k) in SHAPES {
+    for (variant, (n, k)) in
+        VARIANTS.iter().flat_map(|variant| shapes(variant).map(move |shape| (variant, shape)))
+    {
         let w = Random::new(31).normals(n * k, 0.05);
-        let cpu = Arm::cpu().bind(VARIANT, &w, n, None).unwrap();
-        let gpu = arm.bind(VARIANT, &w, n, None).unwrap();
+        let cpu = Arm::cpu().bind(variant, &w, n, None).unwrap();
+        let gpu = arm.bind(variant, &w, n, None).unwrap();
         assert_eq!(cpu.dequantized(0..n).unwrap(), gpu.dequantized(0..n).unwrap());
         let some = n / 3..n - n / 4;
         assert_eq!(cpu.dequantized(some.clone()).unwrap(), gpu.dequantized(some).unwrap());
+    }
+}
+
+/// Numbers of the E2M1 grid, with a 6 in every block and one 2688 in every tensor and row: every scale is a power of two that
+/// changes nothing, so the sums are those of the numbers themselves, exact in every order.
+fn nvfp4_exact_sums_are_exact(arm: &Arm) {
+    const GRID: [f32; 15] =
+        [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+    let (n, k, m) = (40, 320, 16);
+    let mut random = Random::new(43);
+    let mut draw = |rows: usize| {
+        let mut grid: Vec<f32> = (0..rows * k).map(|_| GRID[(random.integer(7) + 7.0) as usize]).collect();
+        grid.chunks_mut(16).for_each(|block| block[5] = 6.0);
+        grid
+    };
+    let (mut w, mut x) = (draw(n), draw(m));
+    // In a block of its own: beside a 2688 nothing else is on the grid.
+    w[..16].fill(0.0);
+    w[0] = 2688.0;
+    x.chunks_mut(k).for_each(|row| {
+        row[16..32].fill(0.0);
+        row[16] = 2688.0;
+    });
+    let y = project(arm.bind_staged(NVFP4, &w, n, None).as_mut(), &x, m);
+    for (row, x) in x.chunks(k).enumerate() {
+        for (feature, w) in w.chunks(k).enumerate() {
+            let exact: f64 = w.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum();
+            assert!((exact * 4.0).fract() == 0.0 && exact.abs() < 4e6);
+            assert_eq!(y[row * n + feature], bf16::from_f32(exact as f32).to_f32(), "y[{row}, {feature}]");
+        }
+    }
+}
+
+/// Blocks of zeros, and blocks too small for a scale, beside large ones, in weights and rows: zero, never NaN.
+fn nvfp4_zero_blocks(arm: &Arm) {
+    let (n, k) = (32, 128);
+    let mut random = Random::new(47);
+    let mut w = random.normals(n * k, 1.0);
+    w.chunks_mut(16).step_by(2).for_each(|block| block.fill(0.0));
+    w.chunks_mut(16).step_by(5).for_each(|block| block.iter_mut().for_each(|w| *w *= 1e-12));
+    w[..k].fill(0.0);
+    let mut proj = arm.bind_staged(NVFP4, &w, n, None);
+    let mut x = random.normals(16 * k, 1.0);
+    x[..k].fill(0.0);
+    x[k..2 * k].chunks_mut(16).step_by(3).for_each(|block| block.fill(0.0));
+    x[2 * k..3 * k].chunks_mut(16).step_by(3).for_each(|block| block.iter_mut().for_each(|x| *x *= 1e-12));
+    gates::against_reference(proj.as_mut(), None, &x, 16, 0..n).unwrap();
+    let y = project(proj.as_mut(), &x, 16);
+    assert!(y[..n].iter().all(|&y| y == 0.0), "a row of zeros");
+    assert!(y.chunks(n).all(|row| row[0] == 0.0), "a feature of zeros");
+}
+
+/// With the identity for weights a result is one element of the quantised row, so its bits show what the quantiser made of it:
+/// random rows, ties between codes, subnormal scales, blocks of zeros, of tiny and of huge numbers.
+fn nvfp4_quantises_as_the_cpu_arm_does(arm: &Arm) {
+    let k = 256;
+    let identity: Vec<f32> = (0..k * k).map(|i| if i / k == i % k { 1.0 } else { 0.0 }).collect();
+    let mut cpu = Arm::cpu().bind_staged(NVFP4, &identity, k, None);
+    let mut gpu = arm.bind_staged(NVFP4, &identity, k, None);
+    let mut random = Random::new(53);
+    for deviation in [1.0, 1e-38, 1e-20, 1e-3, 1e20, 3e37] {
+        for round in 0..20 {
+            let mut x = random.normals(16 * k, deviation);
+            // Every eighth of a row's largest sixth: codes and the midpoints between them.
+            for (i, x) in x[..k].iter_mut().enumerate() {
+                *x = deviation * (((i * 7 + round) % 97) as f32 / 16.0);
+            }
+            x[k..2 * k].chunks_mut(16).enumerate().for_each(|(block, x)| {
+                let smaller = 2f32.powi(-(block as i32));
+                x.iter_mut().for_each(|x| *x *= smaller * smaller);
+            });
+            x[2 * k..3 * k].chunks_mut(16).step_by(2).for_each(|block| block.fill(0.0));
+            let (cpu, gpu) = (project(cpu.as_mut(), &x, 16), project(gpu.as_mut(), &x, 16));
+            let differs = cpu.iter().zip(&gpu).position(|(cpu, gpu)| cpu.to_bits() != gpu.to_bits());
+            assert_eq!(differs, None, "deviation {deviation}: the first element that differs");
+            assert!(cpu.iter().all(|y| y.is_finite()), "deviation {deviation}");
+        }
     }
 }

@@ -20,10 +20,11 @@ fn replay_is_eager(arm: &Arm) {
     const TAIL: usize = 4096;
     let poison = bf16::from_bits(0x7f7f);
     let stream = arm.stream();
-    for (n, k) in [(17, 33), (1280, 256), (6, 256)] {
+    let cases = [("w8a16_static", 33), ("w8a16_static", 256), ("nvfp4_dynamic", 272)];
+    for (n, (variant, k)) in [17, 1280, 6].into_iter().flat_map(|n| cases.map(|case| (n, case))) {
         let mut random = Random::new(41);
         let w = random.normals(n * k, 0.05);
-        let mut proj = arm.bind("w8a16_static", &w, n, None).unwrap();
+        let mut proj = arm.bind(variant, &w, n, None).unwrap();
         for m in [1, 7, 8, 9, 16] {
             let x: Vec<bf16> = random.normals(m * k, 1.0).into_iter().map(bf16::from_f32).collect();
             let mut x_buffer = Buffer::from_host(&stream, &x, &[m, k]).unwrap();
@@ -34,7 +35,10 @@ fn replay_is_eager(arm: &Arm) {
             };
             let check = |y: Vec<bf16>, expected: &[bf16]| {
                 assert_eq!(&y[..m * n], expected);
-                assert!(y[m * n..].iter().all(|&tail| tail == poison), "N = {n}, K = {k}, M = {m}: the tail");
+                assert!(
+                    y[m * n..].iter().all(|&tail| tail == poison),
+                    "{variant}, N = {n}, K = {k}, M = {m}: the tail"
+                );
             };
             y_buffer.fill_bytes(&stream, 0x7f).unwrap();
             call(&x_buffer, &mut y_buffer).unwrap();

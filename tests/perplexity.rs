@@ -15,10 +15,28 @@ const WINDOW: usize = 256;
 /// The widest decode band, so that implementations serve every row.
 const ROWS: usize = 16;
 
+/// How far a variant may be from the host.
+struct Expected {
+    rule: &'static str,
+    /// Relative change of the perplexity.
+    change: f64,
+    /// Relative L2 distance of any seat's weights.
+    conversion: std::ops::Range<f64>,
+}
+
+/// Rounding to one of 255 steps of an amax of about four deviations: 4 / 127 / sqrt(12) of a deviation.
+const W8A16: Expected = Expected { rule: "*=w8a16_static", change: 5e-3, conversion: 1e-4..2e-2 };
+
+/// E2M1 has one mantissa bit, so weights and activations move by a tenth in the mean. With every projection bound that costs these
+/// small hosts 10.4 % (dense) and 5.0 % (sparse) of perplexity on the CPU arm; twice that would be another defect.
+const NVFP4: Expected = Expected { rule: "*=nvfp4_dynamic", change: 0.21, conversion: 5e-2..0.15 };
+
 pub fn trials() -> Vec<Trial> {
     [
-        on_each_arm("w8a16::perplexity_of_tiny_dense", |arm| perplexity(arm, "tiny-dense")),
-        on_each_arm("w8a16::perplexity_of_tiny_moe", |arm| perplexity(arm, "tiny-moe")),
+        on_each_arm("w8a16::perplexity_of_tiny_dense", |arm| perplexity(arm, "tiny-dense", &W8A16)),
+        on_each_arm("w8a16::perplexity_of_tiny_moe", |arm| perplexity(arm, "tiny-moe", &W8A16)),
+        on_each_arm("nvfp4::perplexity_of_tiny_dense", |arm| perplexity(arm, "tiny-dense", &NVFP4)),
+        on_each_arm("nvfp4::perplexity_of_tiny_moe", |arm| perplexity(arm, "tiny-moe", &NVFP4)),
     ]
     .into_iter()
     .flatten()
@@ -38,12 +56,12 @@ fn tokens(arm: &Arm) -> Vec<u32> {
     ids.take(windows * WINDOW + 1).collect()
 }
 
-fn perplexity(arm: &Arm, model: &str) {
+fn perplexity(arm: &Arm, model: &str, expected: &Expected) {
     let mut model = Model::load(assets().join(model)).unwrap();
     let tokens = tokens(arm);
     let host = model.perplexity(&tokens, WINDOW, ROWS, &mut |_| ()).unwrap();
 
-    let rules = ["*=w8a16_static".parse().unwrap()];
+    let rules = [expected.rule.parse().unwrap()];
     let options = BindOptions { device: &arm.device, staged: true, mode: GuardMode::Strict };
     let plan = structures::bind(&mut model, &rules, options).unwrap();
     assert_eq!(plan.first_refusal(), None);
@@ -51,9 +69,8 @@ fn perplexity(arm: &Arm, model: &str) {
     assert_eq!((sum.bound, sum.kept), (model.seats().len(), 0));
     for row in plan.rows() {
         let structures::Outcome::Bound { receipt, .. } = &row.outcome else { panic!("{}", row.path) };
-        // Rounding to one of 255 steps of an amax of about four deviations: 4 / 127 / sqrt(12) of a deviation.
         assert!(
-            (1e-4..2e-2).contains(&receipt.conversion_error),
+            expected.conversion.contains(&receipt.conversion_error),
             "{}: {}",
             row.path,
             receipt.conversion_error
@@ -64,7 +81,7 @@ fn perplexity(arm: &Arm, model: &str) {
 
     let bound = model.perplexity(&tokens, WINDOW, ROWS, &mut |_| ()).unwrap();
     let change = bound.ppl / host.ppl - 1.0;
-    assert!(change.abs() < 5e-3, "{} bound, {} at the host", bound.ppl, host.ppl);
+    assert!(change.abs() < expected.change, "{} bound, {} at the host", bound.ppl, host.ppl);
     assert_ne!(bound.ppl, host.ppl, "the implementation was measured, not the host");
 
     let ledger = Ledger { seats: model.seats().into_iter().filter_map(|seat| seat.ledger_row()).collect() };

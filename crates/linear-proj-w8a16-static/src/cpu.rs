@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use structure_core::{Form, Place, Receipt, Refusal};
 
 use crate::pack::{Quantized, check_features, dequantize};
-use crate::{DTYPES, ENVELOPE};
+use crate::{DTYPES, ENTRY, ENVELOPE};
 
 /// Weights in canonical order, in host memory.
 pub(crate) struct CpuArm {
@@ -70,7 +70,13 @@ impl LinearProj for CpuArm {
 
 impl BoundProj for CpuArm {
     fn form(&self) -> Form {
-        Form { dtypes: DTYPES, width: self.weights.k, place: Place::Cpu, band: ENVELOPE.band }
+        Form {
+            dtypes: DTYPES,
+            width: self.weights.k,
+            place: Place::Cpu,
+            band: ENVELOPE.band,
+            fallback: ENTRY.fallback,
+        }
     }
 
     fn receipt(&self) -> &Receipt {

@@ -6,11 +6,11 @@ use std::ops::Range;
 use std::ptr;
 
 use device::{Buffer, Stream};
-use linear_proj::{BoundProj, LinearProj, Rows, RowsData, RowsMut, RowsMutData, check_call};
-use structure_core::{ComputeCapability, DType, Form, Place, Receipt, Refusal};
+use linear_proj::{BoundProj, LinearProj, Rows, RowsData, RowsMut, RowsMutData, check_call, decode_band};
+use structure_core::{DType, Form, Place, Receipt, Refusal};
 
 use crate::pack::{Quantized, TILE, TILE_K, TILE_N, check_features, dequantize, pack, unpack};
-use crate::{DTYPES, ENVELOPE, ffi};
+use crate::{DTYPES, ENTRY, ENVELOPE, ffi};
 
 /// Packed weights in device memory.
 pub(crate) struct CudaArm {
@@ -50,25 +50,10 @@ impl CudaArm {
             weights: Buffer::from_host(stream, &packed, &[n.div_ceil(TILE_N), k.div_ceil(TILE_K), TILE])?,
             scales: Buffer::from_host(stream, &quantized.scales, &[n])?,
             bias: bias.map(|bias| Buffer::from_host(stream, bias, &[n])).transpose()?,
-            slices: slices(n, stream.device().compute_capability()),
+            slices: decode_band::slices(n, stream.device().compute_capability()),
             stream: stream.clone(),
             receipt,
         })
-    }
-}
-
-/// Into how many parts K is cut, each for one block of a cluster: more where N alone gives too few blocks to keep the memory
-/// bus busy. By N and the architecture alone, so that the order of a sum does not depend on M.
-fn slices(n: usize, device: ComputeCapability) -> usize {
-    // Clusters are sm_90's.
-    if device.major < 9 {
-        return 1;
-    }
-    match n.div_ceil(TILE_N) {
-        0..=63 => 8,
-        64..=127 => 4,
-        128..=2111 => 2,
-        _ => 1,
     }
 }
 
@@ -128,7 +113,7 @@ impl LinearProj for CudaArm {
 impl BoundProj for CudaArm {
     fn form(&self) -> Form {
         let place = Place::Cuda(self.stream.device().ordinal());
-        Form { dtypes: DTYPES, width: self.k, place, band: ENVELOPE.band }
+        Form { dtypes: DTYPES, width: self.k, place, band: ENVELOPE.band, fallback: ENTRY.fallback }
     }
 
     fn receipt(&self) -> &Receipt {

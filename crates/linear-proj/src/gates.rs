@@ -25,7 +25,7 @@ pub fn error_bound(k: usize, magnitude: f64, exact: f64) -> f64 {
 const SLAB: usize = 256;
 
 /// Projects `x` `[M, K]` and compares `features` with the FP64 reference over the implementation's own dequantised weights
-/// and `x` rounded to BF16. Every output must be written and finite. Returns the largest error as a fraction of
+/// and rows as they enter the products. Every output must be written and finite. Returns the largest error as a fraction of
 /// [`error_bound`], at most 1.
 ///
 /// # Errors
@@ -43,15 +43,15 @@ pub fn against_reference(
         let problem = format!("y[{}, {}] is {}", index / n, index % n, results[index]);
         return Err(failed(proj, "reference", problem));
     }
-    let rounded: Vec<f32> = x.iter().map(|&x| half::bf16::from_f32(x).to_f32()).collect();
+    let operands: Vec<f32> = x.chunks_exact(k).flat_map(|row| proj.operand(row)).collect();
     let mut worst = 0f64;
     for first in features.clone().step_by(SLAB) {
         let slab = first..features.end.min(first + SLAB);
         let dequantized = proj.dequantized(slab.clone())?;
         let weights = DenseWeights::from_f32(slab.len(), k, &dequantized)?;
         let bias = bias.and_then(|bias| bias.get(slab.clone()));
-        let exact = reference::project(&weights, bias, &rounded)?;
-        let magnitude = reference::magnitude(&weights, bias, &rounded)?;
+        let exact = reference::project(&weights, bias, &operands)?;
+        let magnitude = reference::magnitude(&weights, bias, &operands)?;
         for (index, (&exact, &magnitude)) in exact.iter().zip(&magnitude).enumerate() {
             let (m, n) = (index / slab.len(), index % slab.len() + first);
             let result = results[m * proj.n() + n];

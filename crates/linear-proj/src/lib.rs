@@ -18,6 +18,7 @@
 //! # Ok::<(), structure_core::Refusal>(())
 //! ```
 
+pub mod decode_band;
 mod door;
 mod dot;
 pub mod gates;

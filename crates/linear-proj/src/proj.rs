@@ -32,6 +32,12 @@ pub trait BoundProj: LinearProj {
     /// What was bound.
     fn receipt(&self) -> &Receipt;
 
+    /// A row of K elements as it enters the products: rounded to BF16, and quantised where the implementation does that too;
+    /// for tests and gates.
+    fn operand(&self, row: &[f32]) -> Vec<f32> {
+        row.iter().map(|&x| half::bf16::from_f32(x).to_f32()).collect()
+    }
+
     /// Rows `features` of the weights as it multiplies them, in canonical order, `[len, K]`; for receipts and tests.
     ///
     /// # Errors
@@ -60,6 +66,10 @@ impl BoundProj for Box<dyn BoundProj> {
 
     fn receipt(&self) -> &Receipt {
         (**self).receipt()
+    }
+
+    fn operand(&self, row: &[f32]) -> Vec<f32> {
+        (**self).operand(row)
     }
 
     fn dequantized(&self, features: Range<usize>) -> Result<Vec<f32>, Refusal> {

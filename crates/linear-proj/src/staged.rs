@@ -74,6 +74,10 @@ impl<P: BoundProj> BoundProj for Staged<P> {
         self.proj.receipt()
     }
 
+    fn operand(&self, row: &[f32]) -> Vec<f32> {
+        self.proj.operand(row)
+    }
+
     fn dequantized(&self, features: Range<usize>) -> Result<Vec<f32>, Refusal> {
         self.proj.dequantized(features)
     }

@@ -43,7 +43,7 @@ pub enum ScaleMode {
 
 impl ScaleMode {
     /// The global scale of a row or tensor whose largest magnitude is `amax`, finite.
-    fn global(self, amax: f32) -> f32 {
+    pub fn global(self, amax: f32) -> f32 {
         match self {
             ScaleMode::TwoLevel => amax / MAX_PRODUCT,
             ScaleMode::SingleLevel => 1.0,
@@ -66,6 +66,19 @@ pub fn quantize_row(x: &[f32], mode: ScaleMode, codes: &mut [u8], scales: &mut [
     let global = mode.global(amax);
     quantize_blocks(x, global, codes, scales);
     global
+}
+
+/// Quantises one row of K finite weights under the global scale of its tensor, so that a large tensor goes row by row. `codes`
+/// has K / 2 bytes, `scales` has K / 16.
+///
+/// If K is not a multiple of 16 or a length does not match, codes and scales are zero.
+pub fn quantize_row_under(x: &[f32], global: f32, codes: &mut [u8], scales: &mut [u8]) {
+    if is_row(x.len(), codes, scales) {
+        quantize_blocks(x, global, codes, scales);
+    } else {
+        codes.fill(0);
+        scales.fill(0);
+    }
 }
 
 /// Writes the K values of one row to `out`. `codes` has K / 2 bytes, `scales` has K / 16.

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::{Band, DType, Refusal, SeatLedger};
+use crate::{Band, DType, Fallback, Refusal, SeatLedger};
 
 /// Misses in a row after which a seat hands itself back to its host form for good.
 pub const MISSES_BEFORE_DETACH: u32 = 32;
@@ -45,6 +45,8 @@ pub struct Form {
     pub place: Place,
     /// Rows of one call that the implementation serves itself.
     pub band: Band,
+    /// What happens to calls that are not of this form.
+    pub fallback: Fallback,
 }
 
 /// What one call brings.
@@ -73,8 +75,8 @@ pub enum Decision {
 
 /// Admits or turns away the calls of one bound seat, and keeps its ledger.
 ///
-/// Checks come in this order: dtype, width, place, rows. The first three are misses: the call falls back or is
-/// refused, and [`MISSES_BEFORE_DETACH`] of them in a row detach the seat. A row count outside the band is not a miss but
+/// Checks come in this order: dtype, width, place, rows. The first three are misses: the call falls back or, where the
+/// implementation has it so, the seat is strict or there is no host form, is refused, and [`MISSES_BEFORE_DETACH`] of them in a row detach the seat. A row count outside the band is not a miss but
 /// a plan, and goes to the host form without a word.
 #[derive(Clone, Debug)]
 pub struct Guard {
@@ -104,7 +106,7 @@ impl Guard {
     /// Decides who runs a call, and counts it.
     ///
     /// # Errors
-    /// [`Refusal::GuardRefused`] for a miss when strict or without a host form, [`Refusal::BandExceeded`] for a row
+    /// [`Refusal::GuardRefused`] for a miss that nothing may fall back from, [`Refusal::BandExceeded`] for a row
     /// count outside the band without a host form.
     pub fn admit(&mut self, offer: Offer) -> Result<Decision, Refusal> {
         self.ledger.calls += 1;
@@ -161,8 +163,13 @@ impl Guard {
     }
 
     fn turn_away(&mut self, reason: String) -> Result<Decision, Refusal> {
-        if !self.has_host || self.mode == GuardMode::Strict {
-            let policy = if self.has_host { "the seat is strict" } else { "the seat has no host form" };
+        let policy = match (self.has_host, self.form.fallback, self.mode) {
+            (false, ..) => Some("the seat has no host form"),
+            (_, Fallback::Refuse, _) => Some("the implementation refuses what it was not bound for"),
+            (.., GuardMode::Strict) => Some("the seat is strict"),
+            _ => None,
+        };
+        if let Some(policy) = policy {
             let refusal = Refusal::GuardRefused { seat: self.seat.clone(), reason, policy };
             return Err(self.refused(refusal));
         }
@@ -189,6 +196,7 @@ mod tests {
         width: 256,
         place: Place::Cpu,
         band: Band { min: 1, max: 16 },
+        fallback: Fallback::HostForm,
     };
     const GOOD: Offer = Offer { dtype: DType::BF16, width: 256, place: Place::Cpu, rows: 1 };
 
@@ -259,6 +267,15 @@ mod tests {
             "s: M = 17 is outside the band 1..=16 and the seat has no host form to dispatch to"
         );
         adds_up(&alone);
+    }
+
+    #[test]
+    fn an_implementation_that_refuses_does_not_fall_back() {
+        let form = Form { fallback: Fallback::Refuse, ..FORM };
+        let mut guard = Guard::new("s", form, GuardMode::Fallback, true);
+        let refusal = guard.admit(Offer { width: 8, ..GOOD }).unwrap_err().to_string();
+        assert!(refusal.ends_with("; the implementation refuses what it was not bound for"), "{refusal}");
+        assert_eq!((guard.ledger().fallbacks, guard.ledger().refused), (0, 1));
     }
 
     #[test]

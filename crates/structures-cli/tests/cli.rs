@@ -90,7 +90,8 @@ fn list_names_what_is_linked_and_what_was_built() {
     assert!(table.contains("linear_proj"), "{table}");
     assert!(table.contains("w8a16_static"), "{table}");
     let rows = json(&["list", "--json"]);
-    assert_eq!(rows[0]["id"], "linear_proj/w8a16_static");
+    assert_eq!(rows[0]["id"], "linear_proj/nvfp4_dynamic");
+    assert_eq!(rows[1]["id"], "linear_proj/w8a16_static");
     assert_eq!(rows[0]["envelope"]["band"]["max"], 16);
 }
 
@@ -243,7 +244,7 @@ fn bad_rules_are_refused() {
     let model = assets().join("tiny-dense");
     let bind = |rule: &str| generate_error(&model, &["--bind", rule]);
     let line = bind("*=nope");
-    assert_eq!(line, "unknown variant `nope` of linear_proj; linked here: w8a16_static");
+    assert_eq!(line, "unknown variant `nope` of linear_proj; linked here: nvfp4_dynamic, w8a16_static");
     let line = bind("*=nope/w8a16_static");
     assert!(line.starts_with("unknown structure `nope`; linked here: linear_proj"), "{line}");
     let line = bind("model.layers.9.*=w8a16_static");

@@ -1,4 +1,6 @@
 //! Implementation crates by name: a crate that no code names is dropped by the linker, and its registration with it.
 
+#[cfg(feature = "linear-proj-nvfp4-dynamic")]
+use linear_proj_nvfp4_dynamic as _;
 #[cfg(feature = "linear-proj-w8a16-static")]
 use linear_proj_w8a16_static as _;

@@ -97,7 +97,10 @@ mod tests {
         );
         assert!(refusal("=w8a16_static").contains("the pattern before `=` is empty"));
         assert!(refusal("[=w8a16_static").contains("unclosed character class"));
-        assert_eq!(refusal("*=nope"), "unknown variant `nope` of linear_proj; linked here: w8a16_static");
+        assert_eq!(
+            refusal("*=nope"),
+            "unknown variant `nope` of linear_proj; linked here: nvfp4_dynamic, w8a16_static"
+        );
         assert!(refusal("*=nope/x").starts_with("unknown structure `nope`; linked here: linear_proj"));
     }
 }

@@ -373,3 +373,20 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_tensor_is_its_rows_under_its_global() {
+    let (n, k) = (3, 48);
+    let w: Vec<f32> = (0..n * k).map(|i| ((i * 37 % 101) as f32 - 50.0) * 1e-3).collect();
+    let whole = Nvfp4Tensor::quantize_weight(&w, n, k, ScaleMode::TwoLevel).unwrap();
+    assert_eq!(whole.global(), ScaleMode::TwoLevel.global(0.05));
+    for (row, w) in w.chunks(k).enumerate() {
+        let (mut codes, mut scales) = (vec![9; k / 2], vec![9; k / 16]);
+        quantize_row_under(w, whole.global(), &mut codes, &mut scales);
+        assert_eq!(codes, whole.codes()[row * k / 2..(row + 1) * k / 2]);
+        assert_eq!(scales, whole.scales()[row * k / 16..(row + 1) * k / 16]);
+    }
+    let (mut codes, mut scales) = (vec![9; 8], vec![9; 2]);
+    quantize_row_under(&w[..16], 1.0, &mut codes, &mut scales);
+    assert!(codes.iter().chain(&scales).all(|&byte| byte == 0), "lengths that do not match");
+}

@@ -1,0 +1,51 @@
+/* linear_proj/nvfp4_dynamic: NVFP4 weights with one global scale, NVFP4 activations with one global scale a row. */
+#ifndef NVFP4_DYNAMIC_H
+#define NVFP4_DYNAMIC_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct CUstream_st *cudaStream_t;
+
+/* The type of x and y. */
+enum {
+    NVFP4_DYNAMIC_F32 = 0,
+    NVFP4_DYNAMIC_F16 = 1,
+    NVFP4_DYNAMIC_BF16 = 2,
+};
+
+/* y[m, n] = bf16(global * globals[m] * sum over k of w[n, k] * xq[m, k] + bias[n]), where w and xq are E2M1 times E4M3 and xq is
+ * bf16(x[m]) quantised. All pointers are device addresses aligned to 16 bytes, all tensors row-major and contiguous. */
+typedef struct {
+    const void *codes;   /* E2M1 [ceil(N / 16), ceil(K / 64), 32 lanes, 16 bytes], packed as src/pack.rs says */
+    const void *scales;  /* UE4M3 [ceil(N / 16), ceil(K / 64), 32 lanes, 2] */
+    const float *bias;   /* [N], or null for none */
+    const void *x;       /* [M, K] of dtype */
+    void *y;             /* [M, N] of dtype */
+    void *quantised;     /* scratch: BF16 [M, K], each element E2M1 times E4M3 */
+    float *globals;      /* scratch: [M] */
+    float global;        /* the weights' global scale, a multiplier */
+    int64_t m;           /* 1 to 16 */
+    int64_t n;           /* at least 1 */
+    int64_t k;           /* a multiple of 16 */
+    int32_t dtype;       /* one of the above */
+    int32_t slices;      /* into how many parts K is cut: 1, 2, 4 or 8, and 1 before sm_90; the same for every M */
+} nvfp4_dynamic_call;
+
+/* Loads the kernels into the current context, so that no later call does. Returns a cudaError_t. */
+int nvfp4_dynamic_prepare(void);
+
+/* Queues the quantiser and the projection on the stream. Returns a cudaError_t. */
+int nvfp4_dynamic_project(const nvfp4_dynamic_call *call, cudaStream_t stream);
+
+/* The name of a cudaError_t. */
+const char *nvfp4_dynamic_error(int code);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
