@@ -80,18 +80,21 @@ fn chart(results: &Results, id: &str, rows: &[&Row], path: &Path) -> Result<()> 
     Ok(())
 }
 
-/// The shape of each point of M = 1 and its share of the floor, to the lower right of the point. Shapes of the same bytes
-/// share a point, so the second label goes under the first.
+/// The shape of each point of M = 1 and its share of the floor, to the lower right of the point. Where a second shape moves the
+/// same bytes, its label goes above their points.
 fn labels(rows: &[&Row], gbs: f64) -> Vec<Text<'static, (f64, f64), String>> {
     let mut points: Vec<(f64, &Row)> =
         rows.iter().filter(|row| row.m == Some(1)).map(|row| (megabytes(row, gbs), *row)).collect();
     points.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     let mut labels = Vec::with_capacity(points.len());
-    let mut last = (0f64, 0f64);
+    let mut last = 0f64;
     for (mb, row) in points {
-        let below = row.us / 1.22;
-        let at = if mb < last.0 * 1.05 { (last.0, last.1 / 1.16) } else { (mb * 1.03, below) };
-        last = at;
+        let slowest = rows.iter().filter(|other| (other.n, other.k) == (row.n, row.k)).map(|other| other.us);
+        let at = match mb < last * 1.05 {
+            true => (mb / 1.6, slowest.fold(row.us, f64::max) * 1.35),
+            false => (mb * 1.03, row.us / 1.22),
+        };
+        last = mb;
         let (n, k) = (row.n.unwrap_or_default(), row.k.unwrap_or_default());
         let label = format!("{n} x {k}: {:.0} %", row.ratio * 100.0);
         labels.push(Text::new(label, at, (FONT, 12).into_font()));
