@@ -12,9 +12,6 @@ use crate::cuda::CudaArm;
 use crate::pack::Quantized;
 use crate::{ENTRY, ENVELOPE, ID, KERNELS};
 
-/// Features at each end of N that the smoke compares with the reference; all are checked to be finite.
-const SMOKE_FEATURES: usize = 64;
-
 /// Binds dense weights. The door has checked shapes, types, finiteness and that there is code for the device.
 pub(crate) fn bind(bind: &Bind<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
     let weights = Quantized::new(&bind.weights);
@@ -22,7 +19,7 @@ pub(crate) fn bind(bind: &Bind<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
     match bind.device {
         Device::Cpu => {
             let mut arm = CpuArm { weights, bias: bind.bias.map(<[f32]>::to_vec), receipt };
-            arm.receipt.smoke = smoke(&mut arm, bind.bias)?;
+            arm.receipt.smoke = gates::smoke(&mut arm, bind.bias)?;
             Ok(Box::new(arm))
         }
         #[cfg(kernels_built)]
@@ -30,7 +27,7 @@ pub(crate) fn bind(bind: &Bind<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
             let stream = gpu.new_stream()?;
             let arm = CudaArm::new(&stream, &weights, bind.bias, receipt)?;
             let mut staged = Staged::new(arm, &stream)?;
-            let smoke = smoke(&mut staged, bind.bias)?;
+            let smoke = gates::smoke(&mut staged, bind.bias)?;
             let mut arm = staged.into_inner();
             arm.receipt.smoke = smoke;
             Ok(Box::new(arm))
@@ -38,16 +35,6 @@ pub(crate) fn bind(bind: &Bind<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
         #[cfg(not(kernels_built))]
         Device::Cuda(_) => Err(Refusal::KernelsNotBuilt { id: ID, reason: KERNELS.why_not.to_string() }),
     }
-}
-
-/// One row through the bound arm: every output finite, those at both ends of N held to the FP64 reference.
-fn smoke(arm: &mut dyn BoundProj, bias: Option<&[f32]>) -> Result<Smoke, Refusal> {
-    let n = arm.n();
-    // Both signs, no zeros, no pattern that a wrong order of k would leave unchanged.
-    let x: Vec<f32> = (0..arm.k()).map(|k| ((k * 37 + k / 101) % 101) as f32 / 50.0 - 1.01).collect();
-    let first = gates::against_reference(arm, bias, &x, 1, 0..n.min(SMOKE_FEATURES))?;
-    let last = gates::against_reference(arm, bias, &x, 1, n.saturating_sub(SMOKE_FEATURES)..n)?;
-    Ok(Smoke { rows: 1, worst: first.max(last) })
 }
 
 fn receipt(bind: &Bind<'_>, weights: &Quantized) -> Receipt {

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use structure_core::Refusal;
+use structure_core::{Refusal, Smoke};
 
 use crate::{BoundProj, DenseWeights, Rows, RowsMut, reference};
 
@@ -23,6 +23,8 @@ pub fn error_bound(k: usize, magnitude: f64, exact: f64) -> f64 {
 
 /// Weights are dequantised this many features at a time.
 const SLAB: usize = 256;
+/// Features at each end of N that the smoke compares with the reference; all are checked to be finite.
+const SMOKE_FEATURES: usize = 64;
 
 /// Projects `x` `[M, K]` and compares `features` with the FP64 reference over the implementation's own dequantised weights
 /// and rows as they enter the products. Every output must be written and finite. Returns the largest error as a fraction of
@@ -65,6 +67,20 @@ pub fn against_reference(
         }
     }
     Ok(worst)
+}
+
+/// What a bind does last: one row through the bound arm, every output finite, those at both ends of N held to the FP64
+/// reference.
+///
+/// # Errors
+/// As [`against_reference`].
+pub fn smoke(arm: &mut dyn BoundProj, bias: Option<&[f32]>) -> Result<Smoke, Refusal> {
+    let n = arm.n();
+    // Both signs, no zeros, no pattern that a wrong order of k would leave unchanged.
+    let x: Vec<f32> = (0..arm.k()).map(|k| ((k * 37 + k / 101) % 101) as f32 / 50.0 - 1.01).collect();
+    let first = against_reference(arm, bias, &x, 1, 0..n.min(SMOKE_FEATURES))?;
+    let last = against_reference(arm, bias, &x, 1, n.saturating_sub(SMOKE_FEATURES)..n)?;
+    Ok(Smoke { rows: 1, worst: first.max(last) })
 }
 
 /// Checks that row m of the output has the same bits whatever M is and whatever the other rows hold.
