@@ -5,7 +5,8 @@
 // side and come through shared memory. A block multiplies 128 features with up to 256 tokens: two warpgroups of 64 features
 // each and a third keeps copies under way. A cluster of two blocks shares its tokens, each block fetching half for both.
 // Blocks stay, one a multiprocessor, and take tiles in turn; the tiles that would leave the last turn half empty are cut along
-// the tokens. Each sum runs over k in order, so results repeat bit for bit.
+// the tokens. With few tokens there are too few tiles for that: then clusters are larger, each pair of blocks takes a slice of
+// K, and the pairs add their sums in order. Which it is depends on the shape and the device alone, so results repeat bit for bit.
 //
 // Activations come as an image of shared memory, so that plain copies bring them: [ceil(M / 64), ceil(K / 64)] units of 64
 // tokens by 64 k, 8 KiB each, placed as `wgmma_descriptor` says. Column 16s + 8h + 2t + e of a unit is k = 16t + 4s + 2h + e of its
@@ -39,32 +40,43 @@ constexpr int WARPGROUPS = 2;                 // that multiply
 constexpr int THREADS = (WARPGROUPS + 1) * 128;
 constexpr int WARPGROUP_FEATURES = 4 * GROUP;
 constexpr int FEATURES = WARPGROUPS * WARPGROUP_FEATURES;
-constexpr int RANKS = 2;                      // blocks of a cluster
+constexpr int RANKS = 2;                      // blocks that share tokens
 constexpr int UNIT = 64;                      // tokens of a unit of the activations
 constexpr int UNIT_BYTES = UNIT * TILE_K * 2;
 constexpr int UNITS = 4;                      // of a whole tile
+constexpr int MAX_SLICES = 4;
 constexpr int STAGES = 6;
 // Registers of a thread. A multiprocessor has 504 for the three in the same place of their warpgroups.
 constexpr int FETCH_REGISTERS = 40, MULTIPLY_REGISTERS = 232;
 // How many stages the second warpgroup starts behind the first. While one writes its results the other has that many stages
-// left, so the tensor cores do not wait.
+// left for the tensor cores.
 constexpr int LAG = 2;
 constexpr int GROUP_TILES = 8;                // token tiles that pass over the weights together
 
-// Shared memory of a block.
+// A block's sums of a unit of tokens.
+using Sums = float4[UNIT * 2 / 16][128];
+
+// Shared memory of a block. Between slices sums take the place of the stages.
 struct Shared {
-    unsigned char stages[STAGES][UNITS * UNIT_BYTES];
+    union {
+        unsigned char stages[STAGES][UNITS * UNIT_BYTES];
+        Sums partial[STAGES][WARPGROUPS];
+    };
     __nv_bfloat16 results[WARPGROUPS][UNIT * WARPGROUP_FEATURES];
     uint64_t full[STAGES], empty[STAGES];
 };
+static_assert(sizeof(Shared::partial) == sizeof(Shared::stages), "a unit's sums for each stage");
 
-// What is multiplied, and in which order. The items are tiles of 256 features by 256 tokens; memory bounds them far below 2^31.
+// What is multiplied, and in which order. The items are tiles of 256 features by `width` units of tokens; memory bounds them far
+// below 2^31.
 struct Schedule {
     int64_t M, N, K;
     int units, token_tiles, feature_tiles, tiles_k;
+    int width;         // 1, 2 or 4
     int items, whole;  // of all items, the first `whole` are not cut
-    int pieces;        // into which each of the others is cut
-    int turns;
+    int pieces;        // into which each of the others is cut along the tokens
+    int turns;         // of all clusters together
+    int slices;        // into which K is cut; where it is, a cluster has one turn
 };
 
 // What a cluster multiplies in one turn.
@@ -74,7 +86,7 @@ struct Work {
 };
 
 __device__ __forceinline__ Work work_of(const Schedule &schedule, int turn) {
-    int item = turn, piece = 0, units = UNITS;
+    int item = turn, piece = 0, units = schedule.width;
     if (turn >= schedule.whole) {
         item = schedule.whole + (turn - schedule.whole) / schedule.pieces;
         piece = (turn - schedule.whole) % schedule.pieces;
@@ -83,8 +95,22 @@ __device__ __forceinline__ Work work_of(const Schedule &schedule, int turn) {
     // Neighbours share weights: they are of one feature tile and a group of token tiles, which stays in the L2.
     const int of_group = GROUP_TILES * schedule.feature_tiles, group = item / of_group, in_group = item % of_group;
     const int width = min(schedule.token_tiles - group * GROUP_TILES, GROUP_TILES);
-    const int unit = (group * GROUP_TILES + in_group % width) * UNITS + piece * units;
+    const int unit = (group * GROUP_TILES + in_group % width) * schedule.width + piece * units;
     return {in_group / width, unit, min(schedule.units - unit, units)};
+}
+
+// A block's slice of K: tiles `begin` to `end`.
+struct Part {
+    int slice, slices, begin, end;
+    // The rank in the cluster of the first of the blocks that share the tokens.
+    __device__ int first_rank() const { return slice * RANKS; }
+};
+
+template <bool Sliced>
+__device__ __forceinline__ Part part_of(const Schedule &schedule) {
+    if (!Sliced) return {0, 1, 0, schedule.tiles_k};
+    const int slices = schedule.slices, slice = blockIdx.x / RANKS % slices;
+    return {slice, slices, schedule.tiles_k * slice / slices, schedule.tiles_k * (slice + 1) / slices};
 }
 
 // A place in the ring of stages.
@@ -110,66 +136,117 @@ __device__ __forceinline__ void hold(Weights &weights) {
     for (int i = 0; i < static_cast<int>(sizeof(Weights) / 4); i++) asm volatile("" : "+r"(words[i]));
 }
 
-// Fetches this block's half of each unit, for both blocks.
-__device__ __forceinline__ void fetch(Shared &shared, const Schedule &schedule, const unsigned char *activations, int rank) {
+// Fetches this block's half of each unit, for both blocks that share it.
+__device__ __forceinline__ void fetch(Shared &shared, const Schedule &schedule, const Part &part,
+                                      const unsigned char *activations, int rank) {
     constexpr int HALF = UNIT_BYTES / RANKS;
-    constexpr uint16_t ALL_RANKS = (1 << RANKS) - 1;
-    const int tiles = schedule.tiles_k;
-    const int64_t unit_stride = static_cast<int64_t>(tiles) * UNIT_BYTES;
+    const uint16_t ranks = ((1 << RANKS) - 1) << part.first_rank();
+    const int64_t unit_stride = static_cast<int64_t>(schedule.tiles_k) * UNIT_BYTES;
+    const int block = RANKS * part.slices;
     Place place;
-    for (int turn = blockIdx.x / RANKS; turn < schedule.turns; turn += gridDim.x / RANKS) {
+    for (int turn = blockIdx.x / block; turn < schedule.turns; turn += gridDim.x / block) {
         const Work work = work_of(schedule, turn);
-        const unsigned char *from = activations + work.unit * unit_stride + rank * HALF;
-        for (int k = 0; work.units > 0 && k < tiles; k++, from += UNIT_BYTES, place.advance()) {
+        const unsigned char *from = activations + work.unit * unit_stride + part.begin * UNIT_BYTES + rank * HALF;
+        for (int k = part.begin; work.units > 0 && k < part.end; k++, from += UNIT_BYTES, place.advance()) {
             uint64_t *full = &shared.full[place.stage];
             mbarrier_wait(&shared.empty[place.stage], place.parity ^ 1);
             mbarrier_arrive_expecting(full, work.units * UNIT_BYTES);
             for (int unit = 0; unit < work.units; unit++)
-                bulk_copy_multicast(shared.stages[place.stage] + unit * UNIT_BYTES + rank * HALF,
-                                    from + unit * unit_stride, HALF, full, ALL_RANKS);
+                bulk_copy_multicast(shared.stages[place.stage] + unit * UNIT_BYTES + rank * HALF, from + unit * unit_stride,
+                                    HALF, full, ranks);
         }
     }
 }
 
-// The sums of a warp's 16 features with `Units` units of tokens. `row_group` is the first of its tiles of weights.
+// The sums of a warp's 16 features with `Units` units of tokens over the part's k. `first_tile` is its first of weights.
 template <int Units, typename Format>
 __device__ __forceinline__ void accumulate(float (&sum)[Units * UNIT / 2], Shared &shared, const Format &format,
-                                           int64_t row_group, int tiles, Place &place, int lane) {
+                                           int64_t first_tile, const Part &part, Place &place, int lane) {
     static_assert(Format::TILE_K == TILE_K, "one tile of weights a stage");
+    // Weights are loaded two and three tiles ahead, and decoded one ahead, while the products of the tile before run.
+    constexpr int AHEAD = 2;
 #pragma unroll
     for (float &value : sum) value = 0.0f;
 
-    // Weights are loaded three tiles ahead and decoded one ahead, while the products of the tile before run.
-    const auto load = [&](int k) { return format.load(row_group + min(k, tiles - 1), lane); };
-    typename Format::Weights w[2] = {load(0), load(1)};
+    const int tiles = part.end - part.begin;
+    const auto load = [&](int k) { return format.load(first_tile + min(k, tiles - 1), lane); };
+    typename Format::Weights w[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) w[i] = load(i);
     uint32_t a[2][4][4];
     format.fragments(w[0], a[0]);
-    w[0] = load(2);
+    w[0] = load(AHEAD);
 
     int before = 0;  // the stage of the tile before
-    const auto multiply = [&](int k, uint32_t(&now)[4][4], uint32_t(&next)[4][4], typename Format::Weights &weights) {
-        mbarrier_wait(&shared.full[place.stage], place.parity);
-        const uint64_t tokens = wgmma_descriptor(shared.stages[place.stage]);
-        wgmma_fence();
+    int k = 0;
+    do {
 #pragma unroll
-        for (int step = 0; step < 4; step++) wgmma(sum, now[step], tokens + 2 * step);
-        wgmma_commit();
-        wgmma_wait<1>();
-        if (k > 0 && lane < RANKS) mbarrier_arrive_at_rank(&shared.empty[before], lane);
-        before = place.stage;
-        place.advance();
-        hold(weights);
-        format.fragments(weights, next);
-        weights = load(k + 3);
-    };
-    for (int k = 0;;) {
-        multiply(k, a[0], a[1], w[1]);
-        if (++k == tiles) break;
-        multiply(k, a[1], a[0], w[0]);
-        if (++k == tiles) break;
-    }
+        for (int i = 0; i < AHEAD; i++) {
+            const int next = (i + 1) % AHEAD;
+            mbarrier_wait(&shared.full[place.stage], place.parity);
+            const uint64_t tokens = wgmma_descriptor(shared.stages[place.stage]);
+            wgmma_fence();
+#pragma unroll
+            for (int step = 0; step < 4; step++) wgmma(sum, a[i % 2][step], tokens + 2 * step);
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (k > 0 && lane < RANKS) mbarrier_arrive_at_rank(&shared.empty[before], part.first_rank() + lane);
+            before = place.stage;
+            place.advance();
+            hold(w[next]);
+            format.fragments(w[next], a[1 - i % 2]);
+            w[next] = load(k + 1 + AHEAD);
+            if (++k == tiles) break;
+        }
+    } while (k < tiles);
     wgmma_wait<0>();
-    if (lane < RANKS) mbarrier_arrive_at_rank(&shared.empty[before], lane);
+    if (lane < RANKS) mbarrier_arrive_at_rank(&shared.empty[before], part.first_rank() + lane);
+}
+
+// Writes to where `local` would be in the shared memory of the cluster's block `rank`.
+__device__ __forceinline__ void store_quad_to_rank(float4 *local, int rank, float a, float b, float c, float d) {
+    asm volatile(
+        "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;\n"
+        "st.shared::cluster.v4.f32 [remote], {%2, %3, %4, %5}; }" ::"r"(shared_address(local)),
+        "r"(rank), "f"(a), "f"(b), "f"(c), "f"(d)
+        : "memory");
+}
+
+// Adds the sums of all slices, each unit's in the slice that will write it: to its own the others', in their order.
+template <int Units>
+__device__ __forceinline__ void add_slices(float (&sum)[Units * UNIT / 2], Shared &shared, const Part &part, int rank,
+                                           int warpgroup, int thread) {
+    constexpr int QUADS = UNIT / 2 / 4;
+    const auto place = [&](int unit, int slice) -> Sums & {
+        return shared.partial[unit / part.slices * (part.slices - 1) + slice][warpgroup];
+    };
+    cluster_sync();  // all stages have been read
+#pragma unroll
+    for (int unit = 0; unit < Units; unit++) {
+        const int owner = unit % part.slices;
+        if (owner == part.slice) continue;
+        Sums &sums = place(unit, part.slice - (part.slice > owner));
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            const float *quad = sum + (unit * QUADS + i) * 4;
+            store_quad_to_rank(&sums[i][thread], owner * RANKS + rank, quad[0], quad[1], quad[2], quad[3]);
+        }
+    }
+    cluster_sync();
+#pragma unroll
+    for (int unit = 0; unit < Units; unit++) {
+        if (unit % part.slices != part.slice) continue;
+        for (int other = 0; other < part.slices - 1; other++) {
+            const Sums &sums = place(unit, other);
+#pragma unroll
+            for (int i = 0; i < QUADS; i++) {
+                const float4 quad = sums[i][thread];
+                float *own = sum + (unit * QUADS + i) * 4;
+                own[0] = __fadd_rn(own[0], quad.x), own[1] = __fadd_rn(own[1], quad.y);
+                own[2] = __fadd_rn(own[2], quad.z), own[3] = __fadd_rn(own[3], quad.w);
+            }
+        }
+    }
 }
 
 // Four 8 x 8 matrices of BF16 in the layout of an MMA's result, transposed: lanes 8i to 8i + 7 say where the columns of
@@ -207,11 +284,11 @@ __device__ __forceinline__ void warpgroup_sync(int warpgroup) {
     asm volatile("barrier.cta.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 }
 
-// Finishes the sums of a warpgroup's features from `first` on with `units` units of tokens and writes them to y: unit by unit
-// through shared memory, where tokens by features become rows. Chunk c of 8 features of token m is in place c ^ (m % 8).
+// Finishes the sums of a warpgroup's features from `first` on, those of the units that this slice writes, and writes them to y:
+// unit by unit through shared memory, where they become rows of features. Chunk c of 8 features of token m is in place c ^ (m % 8).
 template <int Units, typename Format, typename Out>
 __device__ __forceinline__ void store(const float (&sum)[Units * UNIT / 2], __nv_bfloat16 *results, const Format &format,
-                                      const Schedule &schedule, int64_t first, int first_unit, int units, int warpgroup,
+                                      const Schedule &schedule, const Part &part, int64_t first, const Work &work, int warpgroup,
                                       int thread, Out *y) {
     constexpr int CHUNKS = WARPGROUP_FEATURES / 8;
     const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
@@ -219,8 +296,9 @@ __device__ __forceinline__ void store(const float (&sum)[Units * UNIT / 2], __nv
     const typename Format::Column upper = format.column(min(feature, last)), lower = format.column(min(feature + 8, last));
 #pragma unroll
     for (int unit = 0; unit < Units; unit++) {
-        if (unit >= units) break;
-        const int64_t token = static_cast<int64_t>(first_unit + unit) * UNIT;
+        if (unit >= work.units) break;
+        if (unit % part.slices != part.slice) continue;
+        const int64_t token = static_cast<int64_t>(work.unit + unit) * UNIT;
 #pragma unroll
         for (int pair = 0; pair < UNIT / 16; pair++) {  // of columns of 8 tokens
             uint32_t matrix[4];
@@ -253,14 +331,15 @@ __device__ __forceinline__ void store(const float (&sum)[Units * UNIT / 2], __nv
 
 #endif
 
-// activations: as above; y: [M, N].
-template <typename Format, typename Out>
-__global__ void __cluster_dims__(RANKS) __launch_bounds__(THREADS, 1)
+// activations: as above; y: [M, N]. Clusters of RANKS blocks, or of RANKS * slices.
+template <typename Format, typename Out, bool Sliced>
+__global__ void __launch_bounds__(THREADS, 1)
     project(const __grid_constant__ Format format, const __grid_constant__ Schedule schedule,
             const unsigned char *__restrict__ activations, Out *__restrict__ y) {
 #if HAS_WGMMA
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &shared = *reinterpret_cast<Shared *>(memory);
+    const Part part = part_of<Sliced>(schedule);
     const int rank = blockIdx.x % RANKS;
     if (threadIdx.x < STAGES) {
         mbarrier_init(&shared.full[threadIdx.x], 1);
@@ -273,87 +352,130 @@ __global__ void __cluster_dims__(RANKS) __launch_bounds__(THREADS, 1)
     const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
     if (warpgroup == WARPGROUPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FETCH_REGISTERS));
-        if (thread == 0) fetch(shared, schedule, activations, rank);
+        if (thread == 0) fetch(shared, schedule, part, activations, rank);
         __syncwarp();
+        if (Sliced) {  // as `add_slices`
+            cluster_sync();
+            cluster_sync();
+        }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLY_REGISTERS));
-        const int tiles = schedule.tiles_k;
         const int64_t last_group = (schedule.N - 1) / GROUP;
         // Where there are whole tiles, every cluster's first is one.
-        if (warpgroup == 1 && schedule.whole > 0 && tiles > LAG) mbarrier_wait(&shared.full[LAG], 0);
+        if (warpgroup == 1 && schedule.whole > 0 && part.end - part.begin > LAG) mbarrier_wait(&shared.full[LAG], 0);
+        const int block = RANKS * part.slices;
         Place place;
-        for (int turn = blockIdx.x / RANKS; turn < schedule.turns; turn += gridDim.x / RANKS) {
+        for (int turn = blockIdx.x / block; turn < schedule.turns; turn += gridDim.x / block) {
             const Work work = work_of(schedule, turn);
             if (work.units <= 0) continue;
-            const int64_t first = static_cast<int64_t>(work.feature_tile * RANKS + rank) * FEATURES + warpgroup * WARPGROUP_FEATURES;
+            const int64_t first =
+                static_cast<int64_t>(work.feature_tile * RANKS + rank) * FEATURES + warpgroup * WARPGROUP_FEATURES;
             // Past the last group its weights are read again, and their sums left out.
-            const int64_t row_group = min(first / GROUP + thread / 32, last_group) * tiles;
-            const auto turn_of = [&](auto units) {
+            const int64_t first_tile = min(first / GROUP + thread / 32, last_group) * schedule.tiles_k + part.begin;
+            const auto take = [&](auto units) {
                 constexpr int Units = decltype(units)::value;
                 float sum[Units * UNIT / 2];
-                accumulate<Units>(sum, shared, format, row_group, tiles, place, lane);
-                store<Units>(sum, shared.results[warpgroup], format, schedule, first, work.unit, work.units, warpgroup, thread,
-                             y);
+                accumulate<Units>(sum, shared, format, first_tile, part, place, lane);
+                if (Sliced) add_slices<Units>(sum, shared, part, rank, warpgroup, thread);
+                store<Units>(sum, shared.results[warpgroup], format, schedule, part, first, work, warpgroup, thread, y);
             };
             if (work.units > 2)
-                turn_of(std::integral_constant<int, 4>());
+                take(std::integral_constant<int, 4>());
             else if (work.units == 2)
-                turn_of(std::integral_constant<int, 2>());
+                take(std::integral_constant<int, 2>());
             else
-                turn_of(std::integral_constant<int, 1>());
+                take(std::integral_constant<int, 1>());
         }
     }
-    // A block stays until the other's arrivals at its barriers are over.
+    // A block stays until the others' arrivals at its barriers are over.
     cluster_sync();
 #endif
 }
 
 // The bytes of the activations' image.
-inline int64_t image_bytes(int64_t m, int64_t k) {
+__host__ __device__ inline int64_t image_bytes(int64_t m, int64_t k) {
     return (m + UNIT - 1) / UNIT * ((k + TILE_K - 1) / TILE_K) * UNIT_BYTES;
 }
 
-// The order of work for so many clusters at a time: whole turns first, then what is left in the pieces that take least time.
-inline Schedule schedule(int64_t m, int64_t n, int64_t k, int clusters) {
-    const auto parts = [](int64_t whole, int part) { return static_cast<int>((whole + part - 1) / part); };
-    Schedule order = {m, n, k, parts(m, UNIT), parts(m, UNIT * UNITS), parts(n, FEATURES * RANKS), parts(k, TILE_K)};
+// An order of work for so many pairs of blocks at a time, and about the time that it takes, in 32nds of what a tile 4 units wide
+// takes for 64 k.
+struct Plan {
+    Schedule schedule;
+    int64_t time;
+};
+
+inline Plan plan(int64_t m, int64_t n, int64_t k, int pairs, int width, int pieces, int slices) {
+    const auto parts = [](int64_t whole, int64_t part) { return static_cast<int>((whole + part - 1) / part); };
+    Schedule order = {m, n, k, parts(m, UNIT), parts(m, UNIT * width), parts(n, FEATURES * RANKS), parts(k, TILE_K), width};
     order.items = order.token_tiles * order.feature_tiles;
-    order.whole = order.items / clusters * clusters;
-    // The time of a piece as measured, in 32nds of a whole tile's: narrow products leave less time to decode weights.
-    constexpr struct {
-        int pieces, time;
-    } CUTS[] = {{1, 32}, {2, 17}, {4, 11}};
-    int least = INT32_MAX;
-    for (const auto &cut : CUTS) {
-        const int time = parts((order.items - order.whole) * cut.pieces, clusters) * cut.time;
-        if (time < least) {
-            least = time;
-            order.pieces = cut.pieces;
+    order.whole = slices > 1 ? order.items : order.items / pairs * pairs;
+    order.pieces = pieces;
+    order.turns = order.whole + (order.items - order.whole) * pieces;
+    order.slices = slices;
+    // As measured: narrow products wait for weights to be decoded, and results take as long as some tiles of K.
+    const auto of_width = [](int64_t units) { return units == 4 ? 32 : units == 2 ? 23 : 19; };
+    const int64_t deep = parts(order.tiles_k, slices) + (slices > 1 ? 13 : 3);
+    const int64_t turns = slices > 1 ? 1 : order.whole / pairs;
+    const int64_t rest = parts((order.items - order.whole) * pieces, pairs);
+    return {order, deep * (turns * of_width(width) + rest * of_width(width / pieces))};
+}
+
+// The plan that takes least time. K is sliced where all slices run at once; clusters of 6 blocks leave too many multiprocessors
+// of a GPC idle.
+inline Schedule schedule(int64_t m, int64_t n, int64_t k, int pairs) {
+    Plan best = plan(m, n, k, pairs, UNITS, 1, 1);
+    const auto consider = [&](const Plan &other) {
+        if (other.time < best.time) best = other;
+    };
+    for (int width = UNITS; width >= 1; width /= 2) {
+        for (int pieces = 1; pieces <= width; pieces *= 2) consider(plan(m, n, k, pairs, width, pieces, 1));
+        for (int slices = 2; slices <= MAX_SLICES; slices *= 2) {
+            const Plan sliced = plan(m, n, k, pairs, width, 1, slices);
+            if (sliced.schedule.items * slices <= pairs && slices <= sliced.schedule.tiles_k) consider(sliced);
         }
     }
-    order.turns = order.whole + (order.items - order.whole) * order.pieces;
-    return order;
+    return best.schedule;
 }
 
 // Whether a call is one that the kernel takes.
 inline bool takes(int64_t m, int64_t n, int64_t k) { return m >= 1 && n >= 1 && k >= 1; }
 
+// Queues the products in the order of a schedule for so many pairs.
+template <typename Format, typename Out>
+cudaError_t launch(const Format &format, const void *activations, Out *y, const Schedule &order, int pairs,
+                   cudaStream_t stream) {
+    const auto function = order.slices > 1 ? project<Format, Out, true> : project<Format, Out, false>;
+    const int clusters = order.slices > 1 ? order.turns : std::min(order.turns, pairs);
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = static_cast<unsigned>(RANKS * order.slices);
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(clusters) * cluster.val.clusterDim.x);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = sizeof(Shared);
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, function, format, order, static_cast<const unsigned char *>(activations), y);
+}
+
 // `activations` has `image_bytes` bytes and is aligned to 16. `multiprocessors` is how many the device has.
 template <typename Format, typename Out>
 cudaError_t launch(const Format &format, const void *activations, Out *y, int64_t m, int64_t n, int64_t k, int multiprocessors,
                    cudaStream_t stream) {
-    const int most = std::max(multiprocessors / RANKS, 1);
-    const Schedule order = schedule(m, n, k, most);
-    const int clusters = std::min(order.turns, most);
-    project<Format, Out><<<static_cast<unsigned>(clusters * RANKS), THREADS, sizeof(Shared), stream>>>(
-        format, order, static_cast<const unsigned char *>(activations), y);
-    return cudaGetLastError();
+    const int pairs = std::max(multiprocessors / RANKS, 1);
+    return launch(format, activations, y, schedule(m, n, k, pairs), pairs, stream);
 }
 
-// Loads the kernel into the current context and gives it its shared memory: once, before `launch`.
+// Loads the kernels into the current context and gives them their shared memory: once, before `launch`.
 template <typename Format, typename Out>
 cudaError_t prepare() {
-    return cudaFuncSetAttribute(project<Format, Out>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
+    for (auto function : {project<Format, Out, false>, project<Format, Out, true>}) {
+        const cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
 }
 
 }  // namespace prefill_band

@@ -41,64 +41,74 @@ struct Scratch {
 
 constexpr int BLOCK = 16;  // elements of an NVFP4 block
 constexpr float MAX_E2M1 = 6.0f, MAX_E4M3 = 448.0f;
-constexpr int QUANTISER_THREADS = 128;
+constexpr int QUANTISER_THREADS = 256;
 
-// The larger magnitudes of two pairs of BF16. As integers infinity and NaN are the largest of all.
-__device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, uint32_t b) { return __vmaxu2(a, b & 0x7fff7fffu); }
+// The magnitudes of a pair of BF16. As integers infinity and NaN are the largest of all.
+__device__ __forceinline__ uint32_t magnitudes(uint32_t pair) { return pair & 0x7fff7fffu; }
 
-__device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, const uint4 &b) {
-    return larger_magnitudes(larger_magnitudes(larger_magnitudes(larger_magnitudes(a, b.x), b.y), b.z), b.w);
-}
-
-// The larger of a pair of non-negative BF16, as the bits of an FP32.
+// The larger of a pair of magnitudes, as the bits of an FP32.
 __device__ __forceinline__ uint32_t larger_of_pair(uint32_t pair) { return max(pair << 16, pair & 0xffff0000u); }
 
-// value / step rounded once, where the quotient is large enough to matter; `reciprocal` is 1 / step rounded once, and step at
-// least 2^-99. Two corrections by an exact remainder: after the first the quotient is one of the two nearest, and the second
-// then rounds as a division does (Markstein, 1990).
-__device__ __forceinline__ float divide(float value, float step, float reciprocal) {
-    float quotient = __fmul_rn(value, reciprocal);
-    quotient = __fmaf_rn(__fmaf_rn(-quotient, step, value), reciprocal, quotient);
-    return __fmaf_rn(__fmaf_rn(-quotient, step, value), reciprocal, quotient);
+struct Divisor {
+    float value, reciprocal;
+};
+
+__device__ __forceinline__ Divisor divisor(float value) { return {value, __frcp_rn(value)}; }
+
+// A quotient rounded once, as by a division. By a `Plain` divisor, which is 2^-99 at least, it takes two corrections by an exact
+// remainder: after the first the quotient is one of the two nearest, and the second then rounds as a division does (Markstein,
+// 1990). Quotients below 2^-10 may be a little off; E2M1 and E4M3 make zeros of them.
+template <bool Plain>
+__device__ __forceinline__ float divide(float dividend, const Divisor &by) {
+    if (!Plain) return __fdiv_rn(dividend, by.value);
+    float quotient = __fmul_rn(dividend, by.reciprocal);
+    quotient = __fmaf_rn(__fmaf_rn(-quotient, by.value, dividend), by.reciprocal, quotient);
+    return __fmaf_rn(__fmaf_rn(-quotient, by.value, dividend), by.reciprocal, quotient);
 }
 
-// The nearest E2M1 magnitude, ties to the even code, beyond 6 saturating. Below 2 the numbers are 1/2 apart, then twice as far
-// in each binade: adding and subtracting 1.5 * 2^22 binades rounds to multiples of that distance.
+// The nearest E2M1 magnitude, ties to the even code, without saturation. Below 2 the numbers are 1/2 apart, then twice as far in
+// each binade: adding and subtracting 1.5 * 2^22 binades rounds to multiples of that distance.
 __device__ __forceinline__ float round_to_e2m1(float magnitude) {
     const float binade = __uint_as_float(max(__float_as_uint(magnitude) & 0x7f800000u, 0x3f800000u));
     const float rounded = __fmaf_rn(binade, 0x1.8p22f, magnitude);
-    return fminf(__fmaf_rn(binade, -0x1.8p22f, rounded), MAX_E2M1);
+    return __fmaf_rn(binade, -0x1.8p22f, rounded);
 }
 
 // Quantises a block of BF16 in place. The arithmetic is number_formats::nvfp4's, so the values are the CPU arm's bit for bit.
-__device__ __forceinline__ void quantise_block(uint32_t (&pairs)[BLOCK / 2], float block_amax, float global, bool finite) {
-    const __nv_fp8_storage_t code =
-        __nv_cvt_float_to_fp8(__fdiv_rn(__fdiv_rn(block_amax, MAX_E2M1), global), __NV_SATFINITE, __NV_E4M3);
+template <bool Plain>
+__device__ __forceinline__ void quantise_block(uint32_t (&pairs)[BLOCK / 2], const Divisor &global, bool finite) {
+    uint32_t largest = 0;
+#pragma unroll
+    for (uint32_t pair : pairs) largest = __vmaxu2(largest, magnitudes(pair));
+    const float amax = __uint_as_float(larger_of_pair(largest));
+    const float wanted = divide<Plain>(divide<Plain>(amax, divisor(MAX_E2M1)), global);
+    const __nv_fp8_storage_t code = __nv_cvt_float_to_fp8(wanted, __NV_SATFINITE, __NV_E4M3);
     const float scale = __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3)));
-    const float step = __fmul_rn(scale, global);
+    const Divisor step = divisor(__fmul_rn(scale, global.value));
     // False for a step of NaN too, which is what 0 / 0 makes of a zero row.
-    const bool live = finite && step > 0.0f;
-    // Numbers so small that a remainder would be inexact are lifted, which the quotient does not see.
-    const float lift = step < 0x1p-99f ? 0x1p64f : 1.0f, lifted = step * lift, reciprocal = __frcp_rn(lifted);
+    const bool live = finite && step.value > 0.0f;
+    const __nv_bfloat162 most = __float2bfloat162_rn(MAX_E2M1), by = __float2bfloat162_rn(live ? scale : 0.0f);
+    const uint32_t signs = live ? 0x80008000u : 0;
 #pragma unroll
     for (uint32_t &pair : pairs) {
-        float part[2] = {__uint_as_float(pair << 16 & 0x7fff0000u), __uint_as_float(pair & 0x7fff0000u)};
-#pragma unroll
-        for (float &value : part) value = round_to_e2m1(divide(value * lift, lifted, reciprocal)) * scale;
-        // Six significant bits at most: the upper halves are all of the products.
-        const uint32_t magnitudes = __byte_perm(__float_as_uint(part[0]), __float_as_uint(part[1]), 0x7632);
-        pair = live ? magnitudes | (pair & 0x80008000u) : 0;
+        const uint32_t both = magnitudes(pair);
+        const float low = round_to_e2m1(divide<Plain>(__uint_as_float(both << 16), step));
+        const float high = round_to_e2m1(divide<Plain>(__uint_as_float(both & 0xffff0000u), step));
+        // Two significant bits: the upper halves are all of them. The minimum makes 6 of NaN too.
+        const uint32_t rounded = __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+        const __nv_bfloat162 scaled = __hmul2(__hmin2(*reinterpret_cast<const __nv_bfloat162 *>(&rounded), most), by);
+        pair = *reinterpret_cast<const uint32_t *>(&scaled) | (pair & signs);
     }
 }
 
-// Four lanes with four items of two words each change them about, so that lane t has item t of each.
+// Four lanes with four items of two words each, i and i + 4, change them about, so that lane t has item t of each.
 __device__ __forceinline__ void transpose_by_four(uint32_t (&words)[8], int t) {
 #pragma unroll
     for (int bit = 1; bit < 4; bit *= 2)
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            if (i / 2 & bit) continue;
-            uint32_t &first = words[i], &second = words[i + 2 * bit];
+            if (i & bit) continue;
+            uint32_t &first = words[i], &second = words[i | bit];
             const bool upper = t & bit;
             const uint32_t received = __shfl_xor_sync(~0u, upper ? first : second, bit);
             first = upper ? received : first;
@@ -106,49 +116,65 @@ __device__ __forceinline__ void transpose_by_four(uint32_t (&words)[8], int t) {
         }
 }
 
-// One block quantises one row of x [M, K] into the image, zeros past K, and writes what finishes the row's sums: the row's global
-// times `weights_scale`. A row that is not finite gets a scale of NaN and elements of zero.
+// Quantises a row of K activations under its global into row `in_unit` of the image's units from `unit` on, zeros past K.
+template <bool Plain, typename T>
+__device__ __forceinline__ void quantise_row(const T *row, unsigned char *unit, int in_unit, float row_global, bool finite,
+                                             int64_t K) {
+    // Four of a tile for four lanes.
+    const int blocks = static_cast<int>((K + prefill_band::TILE_K - 1) / prefill_band::TILE_K * 4);
+    const Divisor global = divisor(row_global);
+    const int lane = threadIdx.x % 32, t = lane % 4;
+    // Whole warps go round, so that lanes can exchange; a block past the last is zeros that go nowhere.
+    for (int first = threadIdx.x - lane; first < blocks; first += QUANTISER_THREADS) {
+        const int block = first + lane;
+        const int64_t k = static_cast<int64_t>(block) * BLOCK;
+        const uint4 low = load_row8<true>(row, k, K), high = load_row8<true>(row, k + 8, K);
+        uint32_t pairs[BLOCK / 2] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        quantise_block<Plain>(pairs, global, finite);
+        // A chunk of the image is the same pair of each of the four blocks of a tile.
+        transpose_by_four(pairs, t);
+        if (block >= blocks) continue;
+        uint4 *line = reinterpret_cast<uint4 *>(unit + static_cast<int64_t>(block / 4) * prefill_band::UNIT_BYTES) + in_unit * 8;
+        line[t ^ in_unit % 8] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        line[(t + 4) ^ in_unit % 8] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+    }
+}
+
+// One block quantises one row of x [M, K] into the image, and writes what finishes the row's sums: the row's global times
+// `weights_scale`. A row that is not finite gets a scale of NaN and elements of zero.
 template <typename T>
-__global__ void __launch_bounds__(QUANTISER_THREADS)
+__global__ void __launch_bounds__(QUANTISER_THREADS, 6)
     quantise(const T *__restrict__ x, Scratch scratch, double weights_scale, int64_t K) {
-    const int64_t m = blockIdx.x, tiles = (K + prefill_band::TILE_K - 1) / prefill_band::TILE_K;
+    constexpr int WARPS = QUANTISER_THREADS / 32;
+    const int64_t m = blockIdx.x;
     const T *row = x + m * K;
 
     uint32_t pair = 0;
 #pragma unroll 4
-    for (int64_t k = threadIdx.x * 8; k < K; k += QUANTISER_THREADS * 8)
-        pair = larger_magnitudes(pair, load_row8<true>(row, k, K));
-    __shared__ unsigned by_warp[QUANTISER_THREADS / 32];
+    for (int64_t k = threadIdx.x * 8; k < K; k += QUANTISER_THREADS * 8) {
+        const uint4 in = load_row8<true>(row, k, K);
+        pair = __vmaxu2(__vmaxu2(__vmaxu2(pair, magnitudes(in.x)), magnitudes(in.y)),
+                        __vmaxu2(magnitudes(in.z), magnitudes(in.w)));
+    }
+    __shared__ unsigned by_warp[WARPS];
     unsigned largest = __reduce_max_sync(~0u, larger_of_pair(pair));
     if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = largest;
     __syncthreads();
-    largest = __reduce_max_sync(~0u, by_warp[threadIdx.x % (QUANTISER_THREADS / 32)]);
+    largest = __reduce_max_sync(~0u, by_warp[threadIdx.x % WARPS]);
     const bool finite = largest < 0x7f800000u;
     const float global = __fdiv_rn(__uint_as_float(largest), MAX_E2M1 * MAX_E4M3);
     if (threadIdx.x == 0) scratch.rows[m] = row_scale(weights_scale * (finite ? global : __uint_as_float(0x7fc00000u)));
 
-    unsigned char *unit = scratch.image + m / prefill_band::UNIT * tiles * prefill_band::UNIT_BYTES;
+    unsigned char *unit = scratch.image + m / prefill_band::UNIT * prefill_band::image_bytes(1, K);
     const int in_unit = static_cast<int>(m % prefill_band::UNIT);
-    // Whole warps go round, so that lanes can exchange; a block past the last tile is zeros that go nowhere.
-    const int lane = threadIdx.x % 32, t = lane % 4;
-    for (int64_t first = threadIdx.x - lane; first < tiles * 4; first += QUANTISER_THREADS) {
-        const int64_t block = first + lane;
-        uint32_t pairs[BLOCK / 2];
-        const uint4 low = load_row8<true>(row, block * BLOCK, K), high = load_row8<true>(row, block * BLOCK + 8, K);
-        pairs[0] = low.x, pairs[1] = low.y, pairs[2] = low.z, pairs[3] = low.w;
-        pairs[4] = high.x, pairs[5] = high.y, pairs[6] = high.z, pairs[7] = high.w;
-        const uint32_t amax = larger_of_pair(larger_magnitudes(larger_magnitudes(0, low), high));
-        quantise_block(pairs, __uint_as_float(amax), global, finite);
-        // A chunk of the image is the same pair of each of the four blocks of a tile.
-        transpose_by_four(pairs, t);
-        if (block >= tiles * 4) continue;
-        uint4 *line = reinterpret_cast<uint4 *>(unit + block / 4 * prefill_band::UNIT_BYTES) + in_unit * 8;
-        line[2 * t ^ in_unit % 8] = make_uint4(pairs[0], pairs[2], pairs[4], pairs[6]);
-        line[(2 * t + 1) ^ in_unit % 8] = make_uint4(pairs[1], pairs[3], pairs[5], pairs[7]);
-    }
+    // The least scale is 2^-9, so all steps of such a row are 2^-99 at least.
+    if (global >= 0x1p-90f)
+        quantise_row<true>(row, unit, in_unit, global, finite, K);
+    else
+        quantise_row<false>(row, unit, in_unit, global, finite, K);
 }
 
-// `Nvfp4` loads and decodes weights (`load`, `fragments`); `bias` is [N], or null.
+// `Nvfp4` loads and decodes weights (`load`, `fragments`); its `bias` is [N], or null.
 template <typename Nvfp4>
 struct Format : Nvfp4 {
     using Row = RowScale;
@@ -167,5 +193,31 @@ struct Format : Nvfp4 {
         return __fadd_rn(__fmaf_rn(total, row.high, __fmul_rn(total, row.low)) * row.rest, bias);
     }
 };
+
+template <typename T>
+cudaError_t launch_quantiser(const T *x, const Scratch &scratch, double weights_scale, int64_t m, int64_t k,
+                             cudaStream_t stream) {
+    quantise<<<static_cast<unsigned>(m), QUANTISER_THREADS, 0, stream>>>(x, scratch, weights_scale, k);
+    return cudaGetLastError();
+}
+
+// Queues the quantiser and the projection: y [M, N] of x [M, K], K a multiple of 16. `weights_scale` is the weights' global scale
+// times the power of two by which `fragments` leaves the weights too small; `scratch` has `Scratch::bytes(m, k)` bytes.
+template <typename Nvfp4, typename T>
+cudaError_t launch(const Nvfp4 &weights, double weights_scale, const T *x, T *y, void *scratch, int64_t m, int64_t n, int64_t k,
+                   int multiprocessors, cudaStream_t stream) {
+    const Scratch memory(scratch, m, k);
+    const cudaError_t error = launch_quantiser(x, memory, weights_scale, m, k, stream);
+    if (error != cudaSuccess) return error;
+    return prefill_band::launch(Format<Nvfp4>(weights, memory), memory.image, y, m, n, k, multiprocessors, stream);
+}
+
+// Loads the kernels into the current context and gives them their shared memory: once, before `launch`.
+template <typename Nvfp4, typename T>
+cudaError_t prepare() {
+    cudaFuncAttributes attributes;
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, quantise<T>);
+    return error != cudaSuccess ? error : prefill_band::prepare<Format<Nvfp4>, T>();
+}
 
 }  // namespace nvfp4_prefill
