@@ -1,5 +1,5 @@
 use device::Device;
-use structure_core::{Refusal, Registration};
+use structure_core::{Formats, Receipt, Refusal, Registration, Smoke};
 
 use crate::{BoundProj, DenseWeights};
 
@@ -17,6 +17,39 @@ pub struct Bind<'a> {
     pub bias: Option<&'a [f32]>,
     /// Where it is to run.
     pub device: &'a Device,
+}
+
+/// What packing made of the weights, for the receipt.
+#[derive(Clone, Copy, Debug)]
+pub struct Packing {
+    /// How weights and activations are held.
+    pub formats: Formats,
+    /// Bytes of packed weights and scales.
+    pub bytes: usize,
+    /// Relative L2 distance of the packed weights from their source.
+    pub conversion_error: f64,
+}
+
+impl Bind<'_> {
+    /// The receipt of this bind before its smoke; `version` is the implementation crate's.
+    pub fn receipt(&self, entry: &Registration, packing: Packing, version: &str) -> Receipt {
+        let bias_bytes = self.bias.map_or(0, size_of_val);
+        Receipt {
+            id: entry.id,
+            seat: self.seat.to_string(),
+            device: self.device.to_string(),
+            dims: [self.weights.n(), self.weights.k()],
+            bias: self.bias.is_some(),
+            source_dtype: self.weights.dtype(),
+            formats: packing.formats,
+            weight_bytes: (packing.bytes + bias_bytes) as u64,
+            conversion_error: packing.conversion_error,
+            band: entry.envelope.band,
+            smoke: Smoke { rows: 0, worst: 0.0 },
+            kernel_source: entry.kernels.source_digest.to_string(),
+            version: version.to_string(),
+        }
+    }
 }
 
 /// What an implementation gives its registration.

@@ -5,6 +5,8 @@
 //!   calls the implementation's [`Factory`].
 //! - [`Seat`] is the place in a model where a projection happens. It holds the host's own form, takes an
 //!   implementation, guards every call, and gives the host form back on detach.
+//! - [`CpuArm`] and [`CudaArm`] are what the arms of all implementations share: an implementation brings its [`CpuWeights`] and
+//!   its [`CudaWeights`].
 //! - [`mod@reference`] is the structure in FP64, [`gates`] hold implementations to it.
 //!
 //! ```
@@ -18,6 +20,8 @@
 //! # Ok::<(), structure_core::Refusal>(())
 //! ```
 
+mod cpu_arm;
+mod cuda_arm;
 pub mod decode_band;
 mod door;
 mod dot;
@@ -30,7 +34,9 @@ mod seat;
 mod staged;
 mod weights;
 
-pub use door::{Bind, Door, Factory, STRUCTURE};
+pub use cpu_arm::{CpuArm, CpuWeights, Entered};
+pub use cuda_arm::{CudaArm, CudaCall, CudaWeights, RowType};
+pub use door::{Bind, Door, Factory, Packing, STRUCTURE};
 pub use dot::dot;
 pub use host::Host;
 pub use proj::{BoundProj, LinearProj, check_call};
