@@ -37,33 +37,15 @@ mod cpu;
 mod cuda;
 #[cfg(kernels_built)]
 mod ffi;
-mod pack;
 
-use linear_proj::{Factory, STRUCTURE, decode_band};
-use number_formats::nvfp4::BLOCK;
-use structure_core::{
-    Bound, DType, DimBound, Envelope, Fallback, Formats, Registration, StructureId, register,
-};
+use linear_proj::{Factory, STRUCTURE};
+use linear_proj_nvfp4::ENVELOPE;
+use structure_core::{Fallback, Formats, Registration, StructureId, register};
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// This implementation's id.
 pub const ID: StructureId = StructureId { structure: STRUCTURE, variant: "nvfp4_dynamic" };
-
-/// Types that rows and weights may come in.
-const DTYPES: &[DType] = &[DType::BF16, DType::F16, DType::F32];
-
-/// What it takes: any N, and whole blocks along K. The upper bounds keep a CUDA grid and a row's 64-bit offsets far from
-/// their ends.
-const ENVELOPE: Envelope = Envelope {
-    dims: &[
-        DimBound { name: "N", bound: Bound { min: 1, max: 1 << 31, multiple_of: 1 } },
-        DimBound { name: "K", bound: Bound { min: BLOCK as u64, max: 1 << 24, multiple_of: BLOCK as u64 } },
-    ],
-    weight_dtypes: DTYPES,
-    row_dtypes: DTYPES,
-    band: decode_band::BAND,
-};
 
 static FACTORY: Factory = Factory { bind: bind::bind };
 
