@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 use libtest_mimic::Trial;
-use linear_proj::{BoundProj, Rows, RowsMut, gates};
+use linear_proj::{BoundProj, DenseWeights, Options, Rows, RowsMut, ScaleMode, gates};
+use number_formats::nvfp4::Nvfp4Tensor;
 
 use crate::arm::{Arm, on_each_arm, on_gpu};
 use crate::random::Random;
@@ -53,6 +54,7 @@ pub fn trials() -> Vec<Trial> {
         on_each_arm("row_types_agree", row_types_agree),
         on_each_arm("nvfp4::exact_sums_are_exact", nvfp4_exact_sums_are_exact),
         on_each_arm("nvfp4::a_zero_block_beside_others", nvfp4_zero_blocks),
+        on_each_arm("nvfp4::single_level_globals_are_one", nvfp4_single_level),
         on_each_arm("w8a16::weights_are_within_half_a_step", weights_are_within_half_a_step),
     ]
     .into_iter()
@@ -304,6 +306,34 @@ fn nvfp4_zero_blocks(arm: &Arm) {
     let y = project(proj.as_mut(), &x, 16);
     assert!(y[..n].iter().all(|&y| y == 0.0), "a row of zeros");
     assert!(y.chunks(n).all(|row| row[0] == 0.0), "a feature of zeros");
+}
+
+/// With block scales alone a row's global is 1: what is small is lost, what is large saturates, and the receipt says so.
+fn nvfp4_single_level(arm: &Arm) {
+    let (n, k) = (48, 512);
+    let mut random = Random::new(59);
+    let w = random.normals(n * k, 0.05);
+    let weights = DenseWeights::from_f32(n, k, &w).unwrap();
+    let options = Options { scale_mode: ScaleMode::SingleLevel };
+    let mut proj = arm.staged(arm.bind_with(NVFP4, weights, None, &options).unwrap());
+    let formats = proj.receipt().formats;
+    assert_eq!(formats.weights, "NVFP4 single-level");
+    assert!(formats.activations.starts_with("NVFP4 single-level per row"), "{}", formats.activations);
+
+    let expected = Nvfp4Tensor::quantize_weight(&w, n, k, ScaleMode::SingleLevel).unwrap();
+    let mut values = vec![0f32; n * k];
+    expected.dequantize(&mut values).unwrap();
+    assert_eq!(proj.dequantized(0..n).unwrap(), values);
+
+    let x = random.normals(16 * k, 1.0);
+    gates::against_reference(proj.as_mut(), None, &x, 16, 0..n).unwrap();
+    gates::row_invariance(proj.as_mut(), &x).unwrap();
+    // Every block's largest magnitude is at most 6 * 2^-10, so its scale rounds to zero.
+    let small = vec![0.0058; k];
+    assert!(project(proj.as_mut(), &small, 1).iter().all(|&y| y == 0.0), "small rows are lost");
+    // Saturated at 2688 each, so no larger than that row.
+    let (large, limit) = (vec![1e6; k], vec![2688.0; k]);
+    assert_eq!(project(proj.as_mut(), &large, 1), project(proj.as_mut(), &limit, 1), "large rows saturate");
 }
 
 /// With the identity for weights a result is one element of the quantised row, so its bits show what the quantiser made of it:

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use libtest_mimic::Trial;
-use linear_proj::Host;
+use linear_proj::{Host, ScaleMode};
 use qwen3_5::Model;
 use structure_core::{GuardMode, Ledger};
 use structures::BindOptions;
@@ -62,7 +62,12 @@ fn perplexity(arm: &Arm, model: &str, expected: &Expected) {
     let host = model.perplexity(&tokens, WINDOW, ROWS, &mut |_| ()).unwrap();
 
     let rules = [expected.rule.parse().unwrap()];
-    let options = BindOptions { device: &arm.device, staged: true, mode: GuardMode::Strict };
+    let options = BindOptions {
+        device: &arm.device,
+        staged: true,
+        mode: GuardMode::Strict,
+        scale_mode: ScaleMode::TwoLevel,
+    };
     let plan = structures::bind(&mut model, &rules, options).unwrap();
     assert_eq!(plan.first_refusal(), None);
     let sum = plan.summary();

@@ -1,17 +1,17 @@
 //! From dense weights to a bound arm: quantise, place, smoke, receipt.
 
 use device::Device;
-use linear_proj::{Bind, BoundProj};
+use linear_proj::{Bind, BoundProj, Options};
 use linear_proj_nvfp4::{Quantized, RowQuantiser};
 use structure_core::Refusal;
 
 use crate::{ENTRY, cpu};
 
 /// Binds dense weights. The door has checked shapes, types, finiteness and that there is code for the device.
-pub(crate) fn bind(bind: &Bind<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
-    let weights = Quantized::new(&bind.weights, None)?;
-    let rows = RowQuantiser::default();
-    let receipt = bind.receipt(&ENTRY, weights.packing(ENTRY.formats), env!("CARGO_PKG_VERSION"));
+pub(crate) fn bind(bind: &Bind<'_>, options: &Options) -> Result<Box<dyn BoundProj>, Refusal> {
+    let weights = Quantized::new(&bind.weights, options.scale_mode, None)?;
+    let rows = RowQuantiser { mode: options.scale_mode, inverse_balance: None };
+    let receipt = bind.receipt(&ENTRY, weights.packing(&rows), env!("CARGO_PKG_VERSION"));
     match bind.device {
         Device::Cpu => cpu::arm(weights, rows, bind, receipt),
         #[cfg(kernels_built)]

@@ -4,7 +4,7 @@ use std::ops::Range;
 use device::{Buffer, Stream, View, ViewMut};
 use half::bf16;
 use linear_proj::decode_band::{self, GROUP};
-use linear_proj::{CudaCall, CudaWeights, RowType};
+use linear_proj::{CudaCall, CudaWeights, RowType, ScaleMode};
 use structure_core::Refusal;
 
 use crate::tiles::{CODES, SCALES, TILE_K, pack, unpack};
@@ -48,6 +48,8 @@ pub struct Call<'a> {
     pub quantised: ViewMut<'a>,
     /// Scratch, F32 `[M]`.
     pub globals: ViewMut<'a>,
+    /// Whether the rows' global scales are 1, those of the quantiser's own making otherwise.
+    pub single_level: bool,
     /// Rows, 1 to 16.
     pub m: usize,
     /// Output features.
@@ -137,6 +139,7 @@ impl<L: Launcher> CudaWeights for CudaForm<L> {
             y: call.y,
             quantised: self.quantised.view_mut(),
             globals: self.globals.view_mut(),
+            single_level: self.rows.mode == ScaleMode::SingleLevel,
             m: call.rows,
             n: self.n,
             k: self.k,

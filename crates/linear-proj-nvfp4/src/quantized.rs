@@ -6,6 +6,8 @@ use number_formats::nvfp4::{self, BLOCK, ScaleMode};
 use rayon::prelude::*;
 use structure_core::{Formats, Refusal};
 
+use crate::RowQuantiser;
+
 /// E2M1 codes `[N, K / 2]` and UE4M3 scales `[N, K / 16]` under one global scale, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantized {
@@ -29,10 +31,14 @@ impl Quantized {
     ///
     /// # Errors
     /// [`Refusal::NonFinite`] when a balanced weight leaves FP32's range.
-    pub fn new(weights: &DenseWeights<'_>, balance: Option<&[f32]>) -> Result<Self, Refusal> {
+    pub fn new(
+        weights: &DenseWeights<'_>,
+        mode: ScaleMode,
+        balance: Option<&[f32]>,
+    ) -> Result<Self, Refusal> {
         let (n, k) = (weights.n(), weights.k());
         let source = Source { weights, balance };
-        let global = ScaleMode::TwoLevel.global(source.amax()?);
+        let global = mode.global(source.amax()?);
         let mut codes = vec![0u8; n * k / 2];
         let mut scales = vec![0u8; n * k / BLOCK];
         let errors: Vec<RelativeL2> = codes
@@ -56,8 +62,13 @@ impl Quantized {
         Ok(Quantized { n, k, codes, scales, global, conversion_error: total.value() })
     }
 
-    /// What a receipt says of them; `formats` are those of the implementation.
-    pub fn packing(&self, formats: Formats) -> Packing {
+    /// What a receipt says of them and of the rows that meet them.
+    pub fn packing(&self, rows: &RowQuantiser) -> Packing {
+        let weights = match rows.mode {
+            ScaleMode::TwoLevel => "NVFP4 two-level",
+            ScaleMode::SingleLevel => "NVFP4 single-level",
+        };
+        let formats = Formats { weights, activations: rows.format() };
         let bytes = self.codes.len() + self.scales.len() + size_of_val(&self.global);
         Packing { formats, bytes, conversion_error: self.conversion_error }
     }

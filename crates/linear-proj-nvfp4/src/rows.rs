@@ -5,6 +5,8 @@ use number_formats::nvfp4::{self, BLOCK, ScaleMode};
 /// How rows become NVFP4 on either arm.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowQuantiser {
+    /// Whether a row has a global scale of its own, or 1.
+    pub mode: ScaleMode,
     /// What element k of every row is multiplied by in FP32, after its rounding to BF16 and before the row's amax is taken,
     /// `[K]`; none for nothing.
     pub inverse_balance: Option<Vec<f32>>,
@@ -20,12 +22,22 @@ impl RowQuantiser {
                 if let Some(inverse) = &self.inverse_balance {
                     row.iter_mut().zip(inverse).for_each(|(x, inverse)| *x *= inverse);
                 }
-                let global = nvfp4::quantize_row(row, ScaleMode::TwoLevel, &mut codes, &mut scales);
+                let global = nvfp4::quantize_row(row, self.mode, &mut codes, &mut scales);
                 nvfp4::dequantize_row(&codes, &scales, 1.0, row);
                 global
             })
             .collect();
         Entered { numbers: x, scales: globals }
+    }
+
+    /// The rows' format as receipts say it.
+    pub fn format(&self) -> &'static str {
+        match (self.mode, &self.inverse_balance) {
+            (ScaleMode::TwoLevel, None) => "NVFP4 two-level per row",
+            (ScaleMode::SingleLevel, None) => "NVFP4 single-level per row",
+            (ScaleMode::TwoLevel, Some(_)) => "NVFP4 two-level per row, balanced",
+            (ScaleMode::SingleLevel, Some(_)) => "NVFP4 single-level per row, balanced",
+        }
     }
 
     /// A row of any values as it enters the products, for gates: rounded to BF16, quantised, and the numbers it stands for.

@@ -1,7 +1,7 @@
 use device::Device;
 use structure_core::{Formats, Receipt, Refusal, Registration, Smoke};
 
-use crate::{BoundProj, DenseWeights};
+use crate::{BoundProj, DenseWeights, Options};
 
 /// The structure's name in the registry.
 pub const STRUCTURE: &str = "linear_proj";
@@ -52,10 +52,14 @@ impl Bind<'_> {
     }
 }
 
+/// How an implementation binds: packs the weights, runs the smoke, writes the receipt. The door has checked the bind against the
+/// envelope.
+pub type BindFn = fn(&Bind<'_>, &Options) -> Result<Box<dyn BoundProj>, Refusal>;
+
 /// What an implementation gives its registration.
 pub struct Factory {
-    /// Packs the weights, runs the smoke, writes the receipt. The door has checked the bind against the envelope.
-    pub bind: fn(&Bind<'_>) -> Result<Box<dyn BoundProj>, Refusal>,
+    /// Called for every bind.
+    pub bind: BindFn,
 }
 
 /// The typed way to an implementation of `linear_proj`.
@@ -82,6 +86,14 @@ impl Door {
         self.registration
     }
 
+    /// [`bind_with`](Self::bind_with) the default options.
+    ///
+    /// # Errors
+    /// As [`bind_with`](Self::bind_with).
+    pub fn bind(&self, bind: &Bind<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
+        self.bind_with(bind, &Options::default())
+    }
+
     /// Binds weights: all checks first, then the implementation.
     ///
     /// # Errors
@@ -89,7 +101,7 @@ impl Door {
     /// weights or a bias outside the envelope; [`Refusal::KernelsNotBuilt`] or [`Refusal::ArchUnsupported`] for a
     /// device it has no code for; [`Refusal::OutOfMemory`], [`Refusal::GateFailed`] or [`Refusal::Cuda`] from the
     /// implementation.
-    pub fn bind(&self, bind: &Bind<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
+    pub fn bind_with(&self, bind: &Bind<'_>, options: &Options) -> Result<Box<dyn BoundProj>, Refusal> {
         let Registration { id, envelope, kernels, .. } = self.registration;
         let (n, k) = (bind.weights.n(), bind.weights.k());
         envelope.check(bind.seat, &[("N", n as u64), ("K", k as u64)], bind.weights.dtype())?;
@@ -100,7 +112,7 @@ impl Door {
             check_bias(bind.seat, bias, n)?;
         }
         bind.weights.check_finite(&format!("{}: weights", bind.seat))?;
-        (self.factory.bind)(bind)
+        (self.factory.bind)(bind, options)
     }
 }
 

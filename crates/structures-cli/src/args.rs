@@ -41,6 +41,9 @@ pub struct Model {
     /// Where bound implementations run; the rest of the model runs on the CPU
     #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
     pub device: DeviceArg,
+    /// Scales of NVFP4 weights and rows
+    #[arg(long, value_enum, default_value_t = ScalesArg::TwoLevel)]
+    pub nvfp4_scales: ScalesArg,
     /// Refuse calls that are not of the bound form instead of falling back to the host
     #[arg(long)]
     pub strict: bool,
@@ -52,6 +55,14 @@ pub enum DeviceArg {
     Cpu,
     /// The first CUDA device
     Cuda,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ScalesArg {
+    /// A global scale in FP32 above the block scales
+    TwoLevel,
+    /// Block scales alone
+    SingleLevel,
 }
 
 #[derive(ClapArgs)]

@@ -16,14 +16,14 @@ const ROWS: usize = 16;
 /// Measures perplexity.
 pub fn run(args: &Eval) -> Result<()> {
     let tokens = read_tokens(&args.tokens)?;
-    let (mut model, rules, device) = host::load(&args.model)?;
+    let (mut model, binding) = host::load(&args.model)?;
     let tokens = limited(&tokens, args)?;
 
     let host_form = measure(&mut model, tokens, args.window, "host")?;
-    let bound = if rules.is_empty() {
+    let bound = if binding.is_empty() {
         None
     } else {
-        let plan = host::bind(&mut model, &rules, &device, args.model.strict)?;
+        let plan = binding.bind(&mut model)?;
         Some((
             plan.summary(),
             measure(&mut model, tokens, args.window, "bound")?,

@@ -110,6 +110,23 @@ fn explain_gives_every_seat_a_reason() {
     let table = stdout(&args[..args.len() - 1]);
     assert!(table.contains("kept: a rule keeps it at the host"), "{table}");
     assert!(table.contains("other M dispatched to the host"), "{table}");
+
+    // The receipt says which scales NVFP4 has.
+    for (scales, format) in [("two-level", "NVFP4 two-level"), ("single-level", "NVFP4 single-level")] {
+        let plan = json(&[
+            "explain",
+            "--model",
+            &model,
+            "--bind",
+            "lm_head=nvfp4_dynamic",
+            "--nvfp4-scales",
+            scales,
+            "--json",
+        ]);
+        let seats = plan["seats"].as_array().unwrap();
+        let head = seats.iter().find(|seat| seat["path"] == "lm_head").unwrap();
+        assert_eq!(head["outcome"]["receipt"]["formats"]["weights"], format);
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
 use device::Device;
-use linear_proj::{Bind, BoundProj, DenseWeights, Door, Host, SeatState, Staged};
+use linear_proj::{Bind, BoundProj, DenseWeights, Door, Host, Options, ScaleMode, SeatState, Staged};
 use structure_core::{GuardMode, Refusal};
 
 use crate::{Outcome, Plan, Rule, Target};
@@ -13,6 +13,8 @@ pub struct BindOptions<'a> {
     pub staged: bool,
     /// What a seat does with a call that is not of the bound form.
     pub mode: GuardMode,
+    /// The scales of NVFP4 variants.
+    pub scale_mode: ScaleMode,
 }
 
 /// Binds a host's seats by `rules`. A seat that an implementation refuses stays at the host, and the plan says why.
@@ -85,7 +87,8 @@ fn make(
     door: &Door,
     options: BindOptions<'_>,
 ) -> Result<Box<dyn BoundProj>, Refusal> {
-    let proj = door.bind(&Bind { seat: path, weights, bias: None, device: options.device })?;
+    let bind = Bind { seat: path, weights, bias: None, device: options.device };
+    let proj = door.bind_with(&bind, &Options { scale_mode: options.scale_mode })?;
     match options.device {
         Device::Cuda(gpu) if options.staged => Ok(Box::new(Staged::new(proj, &gpu.new_stream()?)?)),
         _ => Ok(proj),
