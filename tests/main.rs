@@ -4,6 +4,7 @@
 //! instead. The checkpoints are looked for in `$STRUCTURES_ASSETS`, else in `assets/` of the checkout.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that cannot go on fails")]
 
+mod adoption;
 mod arm;
 mod faults;
 mod gates;
@@ -20,6 +21,7 @@ fn main() {
     let trials: Vec<Trial> = [
         registry::trials(),
         gates::trials(),
+        adoption::trials(),
         seats::trials(),
         graph::trials(),
         faults::trials(),

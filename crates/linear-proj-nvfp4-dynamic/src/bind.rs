@@ -9,9 +9,11 @@ use crate::{ENTRY, cpu};
 
 /// Binds dense weights. The door has checked shapes, types, finiteness and that there is code for the device.
 pub(crate) fn bind(bind: &Bind<'_>, options: &Options) -> Result<Box<dyn BoundProj>, Refusal> {
-    let weights = Quantized::new(&bind.weights, options.scale_mode, None)?;
-    let rows = RowQuantiser { mode: options.scale_mode, inverse_balance: None };
-    let receipt = bind.receipt(&ENTRY, weights.packing(&rows), env!("CARGO_PKG_VERSION"));
+    let mode = options.scale_mode;
+    let weights = Quantized::new(&bind.weights, mode, None)?;
+    let rows = RowQuantiser { mode, inverse_balance: None };
+    let packing = weights.packing(Quantized::format(&bind.weights, mode, None), &rows);
+    let receipt = bind.receipt(&ENTRY, packing, env!("CARGO_PKG_VERSION"));
     match bind.device {
         Device::Cpu => cpu::arm(weights, rows, bind, receipt),
         #[cfg(kernels_built)]

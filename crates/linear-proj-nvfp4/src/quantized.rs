@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use linear_proj::{DenseWeights, Packing};
 use number_formats::RelativeL2;
-use number_formats::nvfp4::{self, BLOCK, ScaleMode};
+use number_formats::nvfp4::{self, BLOCK, Nvfp4View, ScaleMode};
 use rayon::prelude::*;
 use structure_core::{Formats, Refusal};
 
@@ -26,12 +26,41 @@ pub struct Quantized {
 }
 
 impl Quantized {
+    /// Takes weights that are NVFP4 over as they are: codes, scales and global. Others are quantised, see
+    /// [`quantise`](Self::quantise).
+    ///
+    /// # Errors
+    /// As [`quantise`](Self::quantise).
+    pub fn new(
+        weights: &DenseWeights<'_>,
+        mode: ScaleMode,
+        balance: Option<&[f32]>,
+    ) -> Result<Self, Refusal> {
+        match Self::adoptable(weights, balance) {
+            Some(view) => Ok(Quantized {
+                n: view.n(),
+                k: view.k(),
+                codes: view.codes().to_vec(),
+                scales: view.scales().to_vec(),
+                global: view.global(),
+                conversion_error: 0.0,
+            }),
+            None => Self::quantise(weights, mode, balance),
+        }
+    }
+
+    /// The weights as they are, if they are NVFP4 and nothing has to be multiplied into them.
+    fn adoptable<'a>(weights: &DenseWeights<'a>, balance: Option<&[f32]>) -> Option<Nvfp4View<'a>> {
+        let unbalanced = balance.is_none_or(|balance| balance.iter().all(|&s| s == 1.0));
+        weights.nvfp4().filter(|_| unbalanced)
+    }
+
     /// Quantises row by row, after a pass for the largest magnitude; the source is decoded one row at a time. With a balance,
     /// `[K]`, what is quantised is `w[n, k] * balance[k]`, rounded to FP32.
     ///
     /// # Errors
     /// [`Refusal::NonFinite`] when a balanced weight leaves FP32's range.
-    pub fn new(
+    pub fn quantise(
         weights: &DenseWeights<'_>,
         mode: ScaleMode,
         balance: Option<&[f32]>,
@@ -62,13 +91,18 @@ impl Quantized {
         Ok(Quantized { n, k, codes, scales, global, conversion_error: total.value() })
     }
 
-    /// What a receipt says of them and of the rows that meet them.
-    pub fn packing(&self, rows: &RowQuantiser) -> Packing {
-        let weights = match rows.mode {
-            ScaleMode::TwoLevel => "NVFP4 two-level",
-            ScaleMode::SingleLevel => "NVFP4 single-level",
-        };
-        let formats = Formats { weights, activations: rows.format() };
+    /// The format that [`new`](Self::new) gives weights, as receipts say it.
+    pub fn format(weights: &DenseWeights<'_>, mode: ScaleMode, balance: Option<&[f32]>) -> &'static str {
+        match (Self::adoptable(weights, balance), mode) {
+            (Some(_), _) => "NVFP4 as packed",
+            (None, ScaleMode::TwoLevel) => "NVFP4 two-level",
+            (None, ScaleMode::SingleLevel) => "NVFP4 single-level",
+        }
+    }
+
+    /// What a receipt says of them, their [`format`](Self::format) given, and of the rows that meet them.
+    pub fn packing(&self, format: &'static str, rows: &RowQuantiser) -> Packing {
+        let formats = Formats { weights: format, activations: rows.format() };
         let bytes = self.codes.len() + self.scales.len() + size_of_val(&self.global);
         Packing { formats, bytes, conversion_error: self.conversion_error }
     }

@@ -1,8 +1,8 @@
 //! The host: hybrid decoders of the Qwen3.5 class, from Hugging Face checkpoints, with a seat at every projection.
 //!
 //! Layers mix tokens by the gated delta rule or by full attention (partial rotary, q/k norm, output gate), and have a dense
-//! feed-forward or sparse experts with a shared one. A checkpoint may be one file or shards with an index, BF16, F16, F32
-//! or FP8 in 128x128 blocks, experts one by one or fused, alone or beside a vision tower, with or without an MTP layer.
+//! feed-forward or sparse experts with a shared one. A checkpoint may be one file or shards with an index, BF16, F16, F32,
+//! FP8 in 128x128 blocks or NVFP4 as compressed-tensors or ModelOpt write it, experts one by one or fused, alone or beside a vision tower, with or without an MTP layer.
 //! Weights are mapped, arithmetic is FP32 throughout.
 //!
 //! Every projection is a [`Seat`](linear_proj::Seat), named by its path in the checkpoint and served by the host until an

@@ -34,8 +34,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads a Hugging Face checkpoint: its config, and its tensors, which are mapped and not copied; only FP8 tensors get
-    /// BF16 values of their own.
+    /// Loads a Hugging Face checkpoint: its config, and its tensors, which are mapped and not copied; of FP8 the scales
+    /// of blocks are.
     ///
     /// # Errors
     /// [`Refusal::File`] for a file that is absent, truncated or unreadable; [`Refusal::MissingTensor`],

@@ -119,6 +119,16 @@ pub enum Refusal {
         /// The shape it has.
         got: Vec<usize>,
     },
+    /// A number outside of its bounds that is no dimension: a scale of a checkpoint, a setting.
+    #[error("{what} is {value}; it must be {bound}")]
+    ValueOutside {
+        /// The number.
+        what: String,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        bound: String,
+    },
     /// A weight, or a result that decides something, that is NaN or infinite.
     #[error("{what}: element {index} is {value}; it must be finite")]
     NonFinite {
