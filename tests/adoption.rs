@@ -39,7 +39,7 @@ fn taken_over(arm: &Arm) {
     let tensor = foreign();
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
     for scale_mode in [ScaleMode::TwoLevel, ScaleMode::SingleLevel] {
-        let options = Options { scale_mode };
+        let options = Options { scale_mode, ..Options::default() };
         let weights = DenseWeights::from_nvfp4(tensor.view());
         let mut proj = arm.staged(arm.bind_with("nvfp4_dynamic", weights, None, &options).unwrap());
         assert_eq!(bits(&proj.dequantized(0..N).unwrap()), bits(&values(&tensor)));

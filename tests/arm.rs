@@ -49,7 +49,7 @@ impl Arm {
         variant: &str,
         weights: DenseWeights<'_>,
         bias: Option<&[f32]>,
-        options: &Options,
+        options: &Options<'_>,
     ) -> Result<Box<dyn BoundProj>, Refusal> {
         let bind = Bind { seat: "seat", weights, bias, device: &self.device };
         structures::linear_proj(variant)?.bind_with(&bind, options)

@@ -314,7 +314,7 @@ fn nvfp4_single_level(arm: &Arm) {
     let mut random = Random::new(59);
     let w = random.normals(n * k, 0.05);
     let weights = DenseWeights::from_f32(n, k, &w).unwrap();
-    let options = Options { scale_mode: ScaleMode::SingleLevel };
+    let options = Options { scale_mode: ScaleMode::SingleLevel, ..Options::default() };
     let mut proj = arm.staged(arm.bind_with(NVFP4, weights, None, &options).unwrap());
     let formats = proj.receipt().formats;
     assert_eq!(formats.weights, "NVFP4 single-level");

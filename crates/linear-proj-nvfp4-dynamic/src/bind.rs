@@ -8,7 +8,7 @@ use structure_core::Refusal;
 use crate::{ENTRY, cpu};
 
 /// Binds dense weights. The door has checked shapes, types, finiteness and that there is code for the device.
-pub(crate) fn bind(bind: &Bind<'_>, options: &Options) -> Result<Box<dyn BoundProj>, Refusal> {
+pub(crate) fn bind(bind: &Bind<'_>, options: &Options<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
     let mode = options.scale_mode;
     let weights = Quantized::new(&bind.weights, mode, None)?;
     let rows = RowQuantiser { mode, inverse_balance: None };

@@ -12,7 +12,7 @@ use crate::cuda::Packed;
 use crate::pack::Quantized;
 
 /// Binds dense weights. The door has checked shapes, types, finiteness and that there is code for the device.
-pub(crate) fn bind(bind: &Bind<'_>, _: &Options) -> Result<Box<dyn BoundProj>, Refusal> {
+pub(crate) fn bind(bind: &Bind<'_>, _: &Options<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
     let weights = Quantized::new(&bind.weights);
     let packing = Packing {
         formats: ENTRY.formats,

@@ -54,7 +54,7 @@ impl Bind<'_> {
 
 /// How an implementation binds: packs the weights, runs the smoke, writes the receipt. The door has checked the bind against the
 /// envelope.
-pub type BindFn = fn(&Bind<'_>, &Options) -> Result<Box<dyn BoundProj>, Refusal>;
+pub type BindFn = fn(&Bind<'_>, &Options<'_>) -> Result<Box<dyn BoundProj>, Refusal>;
 
 /// What an implementation gives its registration.
 pub struct Factory {
@@ -98,10 +98,11 @@ impl Door {
     ///
     /// # Errors
     /// [`Refusal::DimOutside`], [`Refusal::DTypeOutside`], [`Refusal::ShapeMismatch`] or [`Refusal::NonFinite`] for
-    /// weights or a bias outside the envelope; [`Refusal::KernelsNotBuilt`] or [`Refusal::ArchUnsupported`] for a
+    /// weights, a bias or a calibration outside the envelope; [`Refusal::NotCalibrated`] for a variant that needs a
+    /// calibration and got none; [`Refusal::KernelsNotBuilt`] or [`Refusal::ArchUnsupported`] for a
     /// device it has no code for; [`Refusal::OutOfMemory`], [`Refusal::GateFailed`] or [`Refusal::Cuda`] from the
     /// implementation.
-    pub fn bind_with(&self, bind: &Bind<'_>, options: &Options) -> Result<Box<dyn BoundProj>, Refusal> {
+    pub fn bind_with(&self, bind: &Bind<'_>, options: &Options<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
         let Registration { id, envelope, kernels, .. } = self.registration;
         let (n, k) = (bind.weights.n(), bind.weights.k());
         envelope.check(bind.seat, &[("N", n as u64), ("K", k as u64)], bind.weights.dtype())?;
@@ -111,6 +112,7 @@ impl Door {
         if let Some(bias) = bind.bias {
             check_bias(bind.seat, bias, n)?;
         }
+        options.check(bind.seat, self.registration, k)?;
         bind.weights.check_finite(&format!("{}: weights", bind.seat))?;
         (self.factory.bind)(bind, options)
     }

@@ -7,6 +7,7 @@
 //!   implementation, guards every call, and gives the host form back on detach.
 //! - [`CpuArm`] and [`CudaArm`] are what the arms of all implementations share: an implementation brings its [`CpuWeights`] and
 //!   its [`CudaWeights`].
+//! - [`Calibration`] is what the input channels of seats reached on sample texts, for variants that need it.
 //! - [`mod@reference`] is the structure in FP64, [`gates`] hold implementations to it.
 //!
 //! ```
@@ -20,6 +21,7 @@
 //! # Ok::<(), structure_core::Refusal>(())
 //! ```
 
+mod calibration;
 mod cpu_arm;
 mod cuda_arm;
 pub mod decode_band;
@@ -35,13 +37,14 @@ mod seat;
 mod staged;
 mod weights;
 
+pub use calibration::Calibration;
 pub use cpu_arm::{CpuArm, CpuWeights, Entered};
 pub use cuda_arm::{CudaArm, CudaCall, CudaWeights, RowType};
 pub use door::{Bind, BindFn, Door, Factory, Packing, STRUCTURE};
 pub use dot::dot;
 pub use host::Host;
 pub use number_formats::nvfp4::ScaleMode;
-pub use options::Options;
+pub use options::{InverseBalance, Options, fold_inverse};
 pub use proj::{BoundProj, LinearProj, check_call};
 pub use rows::{Elements, ElementsMut, Rows, RowsData, RowsMut, RowsMutData};
 pub use seat::{Seat, SeatState};

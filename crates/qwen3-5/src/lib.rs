@@ -26,6 +26,7 @@
 //! ```
 
 mod attention;
+mod calibrate;
 mod checkpoint;
 mod config;
 mod config_json;

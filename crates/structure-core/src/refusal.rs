@@ -223,6 +223,19 @@ pub enum Refusal {
         /// One of them.
         example: String,
     },
+    /// A variant that needs calibration data, and a bind without.
+    #[error(
+        "{seat}: {id} needs the largest magnitude of each input channel, and {missing}; `structures calibrate` records \
+         it, `--calibration FILE` or `linear_proj::Options` brings it"
+    )]
+    NotCalibrated {
+        /// The seat.
+        seat: String,
+        /// The implementation.
+        id: StructureId,
+        /// What is missing.
+        missing: &'static str,
+    },
     /// There is nothing to continue.
     #[error("the prompt is empty; at least one token is needed")]
     EmptyPrompt,
