@@ -67,6 +67,7 @@ fn perplexity(arm: &Arm, model: &str, expected: &Expected) {
         staged: true,
         mode: GuardMode::Strict,
         scale_mode: ScaleMode::TwoLevel,
+        calibration: None,
     };
     let plan = structures::bind(&mut model, &rules, options).unwrap();
     assert_eq!(plan.first_refusal(), None);
