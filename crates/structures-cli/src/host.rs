@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use device::{CudaDevice, Device};
-use linear_proj::{Host, ScaleMode};
+use linear_proj::{Calibration, Host, ScaleMode};
 use qwen3_5::Model;
 use structure_core::{GuardMode, Ledger};
 use structures::{BindOptions, Outcome, Plan, Rule, Target};
@@ -15,9 +15,10 @@ pub struct Binding {
     device: Device,
     mode: GuardMode,
     scale_mode: ScaleMode,
+    calibration: Option<Calibration>,
 }
 
-/// Opens the device and loads the model. Rules are read first, so that a mistake in one costs nothing, and a variant that
+/// Opens the device and loads the model. Rules and calibration are read first, so that a mistake in one costs nothing, and a variant that
 /// has no kernels says so before anything is said of the device.
 pub fn load(args: &args::Model) -> Result<(Model, Binding)> {
     let rules = args.bind.iter().map(|rule| rule.parse()).collect::<Result<Vec<Rule>, _>>()?;
@@ -38,7 +39,12 @@ pub fn load(args: &args::Model) -> Result<(Model, Binding)> {
         ScalesArg::TwoLevel => ScaleMode::TwoLevel,
         ScalesArg::SingleLevel => ScaleMode::SingleLevel,
     };
-    Ok((Model::load(&args.model)?, Binding { rules, device, mode, scale_mode }))
+    let calibration = args.calibration.as_ref().map(Calibration::load).transpose()?;
+    let model = Model::load(&args.model)?;
+    if let Some(calibration) = &calibration {
+        calibration.check_model(&model.config().dims())?;
+    }
+    Ok((model, Binding { rules, device, mode, scale_mode, calibration }))
 }
 
 impl Binding {
@@ -49,8 +55,13 @@ impl Binding {
 
     /// Binds by the rules; seats that were refused are in the plan.
     pub fn plan(&self, model: &mut Model) -> Result<Plan> {
-        let options =
-            BindOptions { device: &self.device, staged: true, mode: self.mode, scale_mode: self.scale_mode };
+        let options = BindOptions {
+            device: &self.device,
+            staged: true,
+            mode: self.mode,
+            scale_mode: self.scale_mode,
+            calibration: self.calibration.as_ref(),
+        };
         let mut plan = structures::bind(model, &self.rules, options)?;
         for bank in model.banks() {
             let reason = "no implementation of moe_experts is linked".to_string();

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 fn assets() -> PathBuf {
@@ -27,7 +27,7 @@ fn stdout(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn json(args: &[&str]) -> Value {
+fn answer(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(args)).unwrap()
 }
 
@@ -89,9 +89,11 @@ fn list_names_what_is_linked_and_what_was_built() {
     let table = stdout(&["list"]);
     assert!(table.contains("linear_proj"), "{table}");
     assert!(table.contains("w8a16_static"), "{table}");
-    let rows = json(&["list", "--json"]);
-    assert_eq!(rows[0]["id"], "linear_proj/nvfp4_dynamic");
-    assert_eq!(rows[1]["id"], "linear_proj/w8a16_static");
+    let rows = answer(&["list", "--json"]);
+    let ids =
+        ["nvfp4_balance", "nvfp4_dynamic", "w8a16_static"].map(|variant| format!("linear_proj/{variant}"));
+    assert_eq!(rows.as_array().unwrap().iter().map(|row| row["id"].clone()).collect::<Vec<_>>(), ids);
+    assert_eq!((&rows[0]["calibrated"], &rows[1]["calibrated"]), (&json!(true), &json!(false)));
     assert_eq!(rows[0]["envelope"]["band"]["max"], 16);
 }
 
@@ -99,7 +101,7 @@ fn list_names_what_is_linked_and_what_was_built() {
 fn explain_gives_every_seat_a_reason() {
     let model = tiny_dense();
     let args = ["explain", "--model", &model, "--bind", "*=w8a16_static", "--bind", "lm_head=host", "--json"];
-    let plan = json(&args);
+    let plan = answer(&args);
     let seats = plan["seats"].as_array().unwrap();
     let of = |path: &str| seats.iter().find(|seat| seat["path"] == path).unwrap()["outcome"].clone();
     assert_eq!(of("lm_head")["outcome"], "kept");
@@ -113,7 +115,7 @@ fn explain_gives_every_seat_a_reason() {
 
     // The receipt says which scales NVFP4 has.
     for (scales, format) in [("two-level", "NVFP4 two-level"), ("single-level", "NVFP4 single-level")] {
-        let plan = json(&[
+        let plan = answer(&[
             "explain",
             "--model",
             &model,
@@ -144,7 +146,7 @@ fn generate_prints_the_golden_text() {
     let prompt = &golden["prompts"][0];
     let model = tiny_dense();
     let text = prompt["text"].as_str().unwrap();
-    let generation = json(&["generate", "--model", &model, "--max-new", "96", "--json", text]);
+    let generation = answer(&["generate", "--model", &model, "--max-new", "96", "--json", text]);
     assert_eq!(generation["prompt_ids"], prompt["prompt_ids"]);
     assert_eq!(generation["new_ids"], prompt["greedy_ids"]);
 
@@ -154,8 +156,16 @@ fn generate_prints_the_golden_text() {
     assert!(streamed.contains("tokens/s"), "{streamed}");
 
     let ids: Vec<String> = prompt["prompt_ids"].as_array().unwrap().iter().map(ToString::to_string).collect();
-    let from_ids =
-        json(&["generate", "--model", &model, "--max-new", "5", "--json", "--prompt-tokens", &ids.join(",")]);
+    let from_ids = answer(&[
+        "generate",
+        "--model",
+        &model,
+        "--max-new",
+        "5",
+        "--json",
+        "--prompt-tokens",
+        &ids.join(","),
+    ]);
     assert_eq!(from_ids["new_ids"].as_array().unwrap()[..], generation["new_ids"].as_array().unwrap()[..5]);
 }
 
@@ -164,7 +174,7 @@ fn generate_counts_its_bound_calls() {
     let model = tiny_dense();
     let bind = "*=linear_proj/w8a16_static";
     let args = ["generate", "--model", &model, "--bind", bind, "--max-new", "4", "--json", "A trait"];
-    let ledger = &json(&args)["ledger"];
+    let ledger = &answer(&args)["ledger"];
     let sum = |key: &str| ledger["summary"][key].as_u64().unwrap();
     assert!(sum("served") > 0);
     assert_eq!(sum("calls"), sum("served") + sum("dispatched_by_band") + sum("fallbacks") + sum("refused"));
@@ -189,7 +199,7 @@ fn eval_measures_both_forms() {
         "*=w8a16_static",
         "--json",
     ];
-    let eval = json(&args);
+    let eval = answer(&args);
     assert_eq!(eval["host"]["tokens"], 512);
     let ratio = eval["bound"]["ratio"].as_f64().unwrap();
     assert!(ratio != 1.0 && (ratio - 1.0).abs() < 0.02, "{ratio}");
@@ -261,7 +271,10 @@ fn bad_rules_are_refused() {
     let model = assets().join("tiny-dense");
     let bind = |rule: &str| generate_error(&model, &["--bind", rule]);
     let line = bind("*=nope");
-    assert_eq!(line, "unknown variant `nope` of linear_proj; linked here: nvfp4_dynamic, w8a16_static");
+    assert_eq!(
+        line,
+        "unknown variant `nope` of linear_proj; linked here: nvfp4_balance, nvfp4_dynamic, w8a16_static"
+    );
     let line = bind("*=nope/w8a16_static");
     assert!(line.starts_with("unknown structure `nope`; linked here: linear_proj"), "{line}");
     let line = bind("model.layers.9.*=w8a16_static");
@@ -271,7 +284,7 @@ fn bad_rules_are_refused() {
 
 #[test]
 fn a_gpu_that_is_not_there_is_refused() {
-    let built = !json(&["list", "--json"])[0]["kernels"]["built"].as_array().unwrap().is_empty();
+    let built = !answer(&["list", "--json"])[0]["kernels"]["built"].as_array().unwrap().is_empty();
     let model = assets().join("tiny-dense");
     if !built {
         let line = generate_error(&model, &["--device", "cuda", "--bind", "*=w8a16_static"]);
