@@ -31,7 +31,7 @@ impl Arm {
         }
     }
 
-    /// Binds `w` `[N, K]` to a variant, as it is.
+    /// Binds `w` `[N, K]` to a variant, as it is; to one that needs a calibration with an [uneven one](uneven_amax).
     pub fn bind(
         &self,
         variant: &str,
@@ -40,7 +40,8 @@ impl Arm {
         bias: Option<&[f32]>,
     ) -> Result<Box<dyn BoundProj>, Refusal> {
         let weights = DenseWeights::from_f32(n, w.len() / n.max(1), w)?;
-        self.bind_with(variant, weights, bias, &Options::default())
+        let amax = uneven_amax(weights.k());
+        self.bind_with(variant, weights, bias, &Options { amax: Some(&amax), ..Options::default() })
     }
 
     /// Binds weights of any form with options, as they are.
@@ -73,6 +74,11 @@ impl Arm {
             Device::Cuda(_) => Box::new(Staged::new(proj, &self.stream()).unwrap()),
         }
     }
+}
+
+/// Magnitudes of input channels whose balance is clamped at both ends and takes many values between.
+pub fn uneven_amax(k: usize) -> Vec<f32> {
+    (0..k).map(|k| if k % 29 == 7 { 300.0 } else { (k * 37 % 101) as f32 / 10.0 }).collect()
 }
 
 /// The same trial on the CPU arm and on the GPU arm.

@@ -3,14 +3,16 @@
 use half::{bf16, f16};
 use libtest_mimic::Trial;
 use linear_proj::{BoundProj, DenseWeights, Options, Rows, RowsMut, ScaleMode, gates};
-use number_formats::nvfp4::Nvfp4Tensor;
+use number_formats::nvfp4::{Nvfp4Tensor, Nvfp4View};
+use number_formats::relative_l2;
 
 use crate::arm::{Arm, on_each_arm, on_gpu};
 use crate::random::Random;
 
 const W8A16: &str = "w8a16_static";
 const NVFP4: &str = "nvfp4_dynamic";
-const VARIANTS: &[&str] = &[W8A16, NVFP4];
+const BALANCE: &str = "nvfp4_balance";
+pub const VARIANTS: &[&str] = &[W8A16, NVFP4, BALANCE];
 
 /// N and K: the smallest, odd ones, those at and beside tile edges, every projection shape of the tiny hosts, and one of
 /// each way in which a kernel may cut K and group rows, which goes by N.
@@ -61,7 +63,9 @@ pub fn trials() -> Vec<Trial> {
     .flatten()
     .chain([
         on_gpu("holds_the_cpu_arms_weights", holds_the_cpu_arms_weights),
-        on_gpu("nvfp4::quantises_as_the_cpu_arm_does", nvfp4_quantises_as_the_cpu_arm_does),
+        on_gpu("nvfp4::quantises_as_the_cpu_arm_does", |arm| quantises_as_the_cpu_arm_does(arm, NVFP4)),
+        on_gpu("balance::quantises_as_the_cpu_arm_does", |arm| quantises_as_the_cpu_arm_does(arm, BALANCE)),
+        on_gpu("more_elements_than_32_bits_count", more_elements_than_32_bits_count),
     ])
     .collect()
 }
@@ -338,13 +342,14 @@ fn nvfp4_single_level(arm: &Arm) {
 
 /// With the identity for weights a result is one element of the quantised row, so its bits show what the quantiser made of it:
 /// random rows, ties between codes, subnormal scales, blocks of zeros, of tiny and of huge numbers.
-fn nvfp4_quantises_as_the_cpu_arm_does(arm: &Arm) {
+fn quantises_as_the_cpu_arm_does(arm: &Arm, variant: &str) {
     let k = 256;
     let identity: Vec<f32> = (0..k * k).map(|i| if i / k == i % k { 1.0 } else { 0.0 }).collect();
-    let mut cpu = Arm::cpu().bind_staged(NVFP4, &identity, k, None);
-    let mut gpu = arm.bind_staged(NVFP4, &identity, k, None);
+    let mut cpu = Arm::cpu().bind_staged(variant, &identity, k, None);
+    let mut gpu = arm.bind_staged(variant, &identity, k, None);
     let mut random = Random::new(53);
-    for deviation in [1.0, 1e-38, 1e-20, 1e-3, 1e20, 3e37] {
+    // A balance may multiply the largest of these by 4, and weights by 4 again.
+    for deviation in [1.0, 1e-38, 1e-20, 1e-3, 1e20, 3e36] {
         for round in 0..20 {
             let mut x = random.normals(16 * k, deviation);
             // Every eighth of a row's largest sixth: codes and the midpoints between them.
@@ -360,6 +365,42 @@ fn nvfp4_quantises_as_the_cpu_arm_does(arm: &Arm) {
             let differs = cpu.iter().zip(&gpu).position(|(cpu, gpu)| cpu.to_bits() != gpu.to_bits());
             assert_eq!(differs, None, "deviation {deviation}: the first element that differs");
             assert!(cpu.iter().all(|y| y.is_finite()), "deviation {deviation}");
+        }
+    }
+}
+
+/// N times K is 2^32: every offset that is counted in 32 bits goes wrong. The weights are NVFP4 in which a pattern of a prime
+/// length repeats, so that every row differs from its neighbours and from those 2^31 elements away.
+fn more_elements_than_32_bits_count(arm: &Arm) {
+    const NEEDED: u64 = 12 << 30;
+    let (n, k) = (262_144, 16_384);
+    let free = arm.stream().device().memory().unwrap().free;
+    if free < NEEDED {
+        eprintln!(
+            "more_elements_than_32_bits_count is skipped: {free} bytes of device memory are free, it needs {NEEDED}"
+        );
+        return;
+    }
+    let repeated = |period: usize, len: usize, byte: fn(usize) -> u8| {
+        let pattern: Vec<u8> = (0..period).map(byte).collect();
+        let mut bytes = pattern.repeat(len.div_ceil(period));
+        bytes.truncate(len);
+        bytes
+    };
+    let codes = repeated(65_521, n * k / 2, |i| (i * 167 % 251) as u8);
+    let scales = repeated(65_519, n * k / 16, |i| (40 + i * 31 % 37) as u8);
+    let view = Nvfp4View::new(&codes, &scales, n, k, 2f32.powi(-6)).unwrap();
+    let x = Random::new(71).normals(k, 1.0);
+    for variant in [NVFP4, W8A16] {
+        let weights = DenseWeights::from_nvfp4(view);
+        let mut proj = arm.staged(arm.bind_with(variant, weights, None, &Options::default()).unwrap());
+        for first in [0, n / 2 - 32, n / 2 + 12_345, n - 64] {
+            gates::against_reference(proj.as_mut(), None, &x, 1, first..first + 64).unwrap();
+            let mut row = vec![0f32; k];
+            view.decode_row(first, &mut row);
+            let held = proj.dequantized(first..first + 1).unwrap();
+            let error = relative_l2(row, held);
+            assert!(if variant == NVFP4 { error == 0.0 } else { error < 2e-2 }, "row {first}: {error}");
         }
     }
 }

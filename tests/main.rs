@@ -6,6 +6,7 @@
 
 mod adoption;
 mod arm;
+mod balance;
 mod faults;
 mod gates;
 mod graph;
@@ -22,6 +23,7 @@ fn main() {
         registry::trials(),
         gates::trials(),
         adoption::trials(),
+        balance::trials(),
         seats::trials(),
         graph::trials(),
         faults::trials(),

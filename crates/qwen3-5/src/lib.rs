@@ -35,6 +35,7 @@ mod delta_rule;
 mod dense;
 mod experts;
 mod ffn;
+mod fold;
 mod gated_delta;
 mod generate;
 mod header;
@@ -55,6 +56,7 @@ mod tensor;
 
 pub use config::{Config, FfnConfig, LayerType, SparseFfnConfig};
 pub use experts::Bank;
+pub use fold::NormFeed;
 pub use generate::{Generate, Generation};
 pub use hidden::Hidden;
 pub use model::Model;

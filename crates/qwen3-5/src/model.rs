@@ -26,11 +26,11 @@ const PREFIXES: [&str; 2] = ["model.language_model.", "model."];
 pub struct Model {
     config: Config,
     embedding: Weights,
-    layers: Vec<Layer>,
+    pub(crate) layers: Vec<Layer>,
     norm: RmsNorm,
     lm_head: SeatId,
-    mtp: Option<Mtp>,
-    seats: Seats,
+    pub(crate) mtp: Option<Mtp>,
+    pub(crate) seats: Seats,
 }
 
 impl Model {
