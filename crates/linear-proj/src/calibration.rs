@@ -50,7 +50,7 @@ impl Calibration {
         window: usize,
         percentile: f64,
     ) -> Result<Self, Refusal> {
-        check_percentile(percentile)?;
+        Self::check_percentile(percentile)?;
         let paths: Vec<String> = host.seats().iter().map(|seat| seat.path().to_string()).collect();
         let mut seats = BTreeMap::new();
         let mut samples = None;
@@ -94,7 +94,7 @@ impl Calibration {
         }
         let calibration: Calibration =
             serde_json::from_slice(&text).map_err(|error| Refusal::file(path, error))?;
-        check_percentile(calibration.percentile)?;
+        Self::check_percentile(calibration.percentile)?;
         for (seat, channels) in &calibration.seats {
             check_amax(&format!("{}: {seat}: amax", path.display()), &channels.amax, channels.k)?;
         }
@@ -121,6 +121,18 @@ impl Calibration {
         self.seats.len()
     }
 
+    /// Checks a percentile, so that a long run need not end with its refusal.
+    ///
+    /// # Errors
+    /// [`Refusal::ValueOutside`] for one outside 0..=1.
+    pub fn check_percentile(percentile: f64) -> Result<(), Refusal> {
+        if (0.0..=1.0).contains(&percentile) {
+            return Ok(());
+        }
+        let (what, bound) = ("percentile of a calibration".to_string(), "in 0..=1".to_string());
+        Err(Refusal::ValueOutside { what, value: percentile.to_string(), bound })
+    }
+
     /// Refuses the calibration of another model.
     ///
     /// # Errors
@@ -139,14 +151,6 @@ impl Calibration {
         }
         Ok(())
     }
-}
-
-fn check_percentile(percentile: f64) -> Result<(), Refusal> {
-    if (0.0..=1.0).contains(&percentile) {
-        return Ok(());
-    }
-    let (what, bound) = ("percentile of a calibration".to_string(), "in 0..=1".to_string());
-    Err(Refusal::ValueOutside { what, value: percentile.to_string(), bound })
 }
 
 /// The quantile of each channel over samples `[samples][K]`, interpolated linearly.

@@ -30,6 +30,7 @@ impl Model {
                 bound,
             });
         }
+        Calibration::check_percentile(percentile)?;
         self.check_tokens(tokens)?;
         let mut done = 0;
         let recorded = tokens.chunks(window).try_for_each(|sample| {

@@ -205,6 +205,126 @@ fn eval_measures_both_forms() {
     assert!(ratio != 1.0 && (ratio - 1.0).abs() < 0.02, "{ratio}");
 }
 
+/// A small calibration of tiny-dense.
+fn calibrate(folder: &TempDir, extra: &[&str]) -> (PathBuf, String) {
+    let out = folder.path().join("calibration.json");
+    let tokens = assets().join("valid_tokens.u16").display().to_string();
+    let (model, file) = (tiny_dense(), out.display().to_string());
+    let args =
+        ["calibrate", "--model", &model, "--tokens", &tokens, "--window", "32", "--limit", "64", &file];
+    (out, stdout(&[&args[..], extra].concat()))
+}
+
+#[test]
+fn calibrate_writes_what_a_balance_needs() {
+    let folder = TempDir::new().unwrap();
+    let (file, said) = calibrate(&folder, &["--skip", "1000", "--percentile", "0.5"]);
+    assert!(said.starts_with("32 seats over 2 windows of 32 tokens, percentile 0.5: "), "{said}");
+    let calibration: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(calibration["format"], 1);
+    assert_eq!((&calibration["samples"], &calibration["window"]), (&json!(2), &json!(32)));
+    assert_eq!(calibration["percentile"], 0.5);
+    assert_eq!(
+        (&calibration["model"]["hidden_size"], &calibration["model"]["vocab_size"]),
+        (&json!(256), &json!(2048))
+    );
+    let head = &calibration["seats"]["lm_head"];
+    assert_eq!((&head["k"], head["amax"].as_array().unwrap().len()), (&json!(256), 256));
+
+    let (model, path) = (tiny_dense(), file.display().to_string());
+    let args = ["explain", "--model", &model, "--bind", "*=nvfp4_balance", "--calibration", &path, "--json"];
+    let plan = answer(&args);
+    assert_eq!(plan["summary"]["bound"], 32);
+    assert_eq!(
+        plan["seats"][0]["outcome"]["receipt"]["formats"]["activations"],
+        "NVFP4 two-level per row, balanced"
+    );
+}
+
+#[test]
+fn bad_calibrations_are_refused() {
+    let bind = |extra: &[&str]| {
+        generate_error(&assets().join("tiny-dense"), &[&["--bind", "lm_head=nvfp4_balance"], extra].concat())
+    };
+    let line = bind(&[]);
+    assert!(line.starts_with("lm_head: linear_proj/nvfp4_balance needs"), "{line}");
+    assert!(line.contains("no calibration was given; `structures calibrate` records it"), "{line}");
+    assert!(bind(&["--calibration", "no/such.json"]).starts_with("no/such.json: No such file"));
+
+    let folder = TempDir::new().unwrap();
+    let (file, _) = calibrate(&folder, &[]);
+    let path = file.display().to_string();
+    let whole = fs::read_to_string(&file).unwrap();
+    assert_eq!(bind_status(&path), Some(0));
+    let changed = |text: String| {
+        fs::write(&file, text).unwrap();
+        bind(&["--calibration", &path])
+    };
+    for cut in [0, 1, 100, whole.len() / 2, whole.len() - 1] {
+        let line = changed(whole[..cut].to_string());
+        assert!(line.starts_with(&path) && line.contains("EOF while parsing"), "cut to {cut}: {line}");
+    }
+    let edited = |change: &dyn Fn(&mut Value)| {
+        let mut value: Value = serde_json::from_str(&whole).unwrap();
+        change(&mut value);
+        changed(value.to_string())
+    };
+    let head = |value: &mut Value, change: &dyn Fn(&mut Vec<Value>)| {
+        change(value["seats"]["lm_head"]["amax"].as_array_mut().unwrap());
+    };
+    let line = edited(&|value| value["format"] = json!(2));
+    assert_eq!(line, format!("{path}: format 2, this program reads 1"));
+    let line = edited(&|value| {
+        value["seats"].as_object_mut().unwrap().remove("lm_head");
+    });
+    assert!(
+        line.contains("lm_head") && line.contains("the calibration that was given has no such seat"),
+        "{line}"
+    );
+    let line = edited(&|value| {
+        head(value, &|amax| {
+            amax.pop();
+        });
+    });
+    assert_eq!(line, format!("{path}: lm_head: amax: shape [255], expected [256]"));
+    // Consistent with itself, and not with the seat.
+    let line = edited(&|value| {
+        head(value, &|amax| amax.truncate(16));
+        value["seats"]["lm_head"]["k"] = json!(16);
+    });
+    assert_eq!(line, "lm_head: amax of input channels: shape [16], expected [256]");
+    let line = edited(&|value| head(value, &|amax| amax[3] = json!(-0.5)));
+    assert_eq!(
+        line,
+        format!("{path}: lm_head: amax: element 3 is -0.5; it must be a magnitude, not negative")
+    );
+    let line = edited(&|value| head(value, &|amax| amax[3] = json!(1e300)));
+    assert_eq!(line, format!("{path}: lm_head: amax: element 3 is inf; it must be finite"));
+    let line = changed(whole.replacen("\"amax\":[", "\"amax\":[NaN,", 1));
+    assert!(line.starts_with(&path) && line.contains("expected"), "{line}");
+    let line = edited(&|value| value["percentile"] = json!(1.5));
+    assert_eq!(line, "percentile of a calibration is 1.5; it must be in 0..=1");
+    let line = edited(&|value| value["model"]["hidden_size"] = json!(512));
+    assert_eq!(line, "calibration: hidden_size is 512; it must be that of the model, 256");
+    let line = edited(&|value| value["model"]["num_experts"] = json!(4));
+    assert_eq!(line, "calibration: num_experts is 4; it must be that of the model, absent");
+
+    let tokens = assets().join("valid_tokens.u16").display().to_string();
+    let model = tiny_dense();
+    let args = ["calibrate", "--model", &model, "--tokens", &tokens, "--limit", "256", "--percentile", "-1"];
+    let line = error(&[&args[..7], &["--percentile=-1", &path]].concat());
+    assert_eq!(line, "percentile of a calibration is -1; it must be in 0..=1");
+}
+
+/// The exit code of one token with a balanced head.
+fn bind_status(calibration: &str) -> Option<i32> {
+    let model = tiny_dense();
+    let args = ["generate", "--model", &model, "--max-new", "1", "--prompt-tokens", "1,2"];
+    run(&[&args[..], &["--bind", "lm_head=nvfp4_balance", "--calibration", calibration]].concat())
+        .status
+        .code()
+}
+
 #[test]
 fn bad_folders_are_named() {
     let folder = TempDir::new().unwrap();
