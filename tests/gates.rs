@@ -332,6 +332,19 @@ fn nvfp4_single_level(arm: &Arm) {
     let x = random.normals(16 * k, 1.0);
     gates::against_reference(proj.as_mut(), None, &x, 16, 0..n).unwrap();
     gates::row_invariance(proj.as_mut(), &x).unwrap();
+    // Weights as small as those of large models have subnormal scales, or none.
+    let small = random.normals(n * k, 0.002);
+    let error = |scale_mode| {
+        let weights = DenseWeights::from_f32(n, k, &small).unwrap();
+        let options = Options { scale_mode, ..Options::default() };
+        arm.bind_with(NVFP4, weights, None, &options).unwrap().receipt().conversion_error
+    };
+    let (two_level, single_level) = (error(ScaleMode::TwoLevel), error(ScaleMode::SingleLevel));
+    assert!(
+        two_level < 0.12 && single_level > 2.0 * two_level,
+        "{two_level} two-level, {single_level} single-level"
+    );
+
     // Every block's largest magnitude is at most 6 * 2^-10, so its scale rounds to zero.
     let small = vec![0.0058; k];
     assert!(project(proj.as_mut(), &small, 1).iter().all(|&y| y == 0.0), "small rows are lost");

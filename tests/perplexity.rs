@@ -48,7 +48,32 @@ pub fn trials() -> Vec<Trial> {
     ]
     .into_iter()
     .flatten()
+    .chain([Trial::test("cpu::nvfp4::two_level_scales_are_nearer", || {
+        two_level_scales_are_nearer("tiny-dense");
+        two_level_scales_are_nearer("tiny-moe");
+        Ok(())
+    })])
     .collect()
+}
+
+/// Over the weights of a host, a global scale above the block scales leaves less of an error than block scales alone, by far where
+/// weights are small, and at nearly every seat.
+fn two_level_scales_are_nearer(model: &str) {
+    let mut model = Model::load(assets().join(model)).unwrap();
+    let mut errors = |scale_mode| -> Vec<f64> {
+        let (device, mode) = (&device::Device::Cpu, GuardMode::Strict);
+        let options = BindOptions { device, staged: true, mode, scale_mode, calibration: None };
+        let plan = structures::bind(&mut model, &["*=nvfp4_dynamic".parse().unwrap()], options).unwrap();
+        let receipt = |row: &structures::PlanRow| match &row.outcome {
+            structures::Outcome::Bound { receipt, .. } => receipt.conversion_error,
+            other => panic!("{}: {other:?}", row.path),
+        };
+        plan.rows().iter().map(receipt).collect()
+    };
+    let (two_level, single_level) = (errors(ScaleMode::TwoLevel), errors(ScaleMode::SingleLevel));
+    let nearer = two_level.iter().zip(&single_level).filter(|(two, single)| two <= single).count();
+    assert!(two_level.iter().sum::<f64>() < single_level.iter().sum::<f64>());
+    assert!(nearer * 10 >= two_level.len() * 9, "nearer at {nearer} of {} seats", two_level.len());
 }
 
 pub fn assets() -> PathBuf {

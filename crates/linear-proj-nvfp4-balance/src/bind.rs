@@ -11,7 +11,7 @@ use crate::{ENTRY, cpu};
 /// Binds dense weights. The door has checked shapes, types, finiteness, the calibration and that there is code for the device.
 pub(crate) fn bind(bind: &Bind<'_>, options: &Options<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
     let (mode, s) = (options.scale_mode, balance(options.calibrated(bind.seat, &ENTRY)?));
-    let weights = Quantized::new(&bind.weights, mode, Some(&s))?;
+    let weights = Quantized::new(bind, mode, Some(&s))?;
     let inverse_balance = match options.inverse_balance {
         InverseBalance::InQuantiser => Some(inverse(&s)),
         InverseBalance::InProducer => None,

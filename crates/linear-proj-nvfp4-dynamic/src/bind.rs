@@ -10,7 +10,7 @@ use crate::{ENTRY, cpu};
 /// Binds dense weights. The door has checked shapes, types, finiteness and that there is code for the device.
 pub(crate) fn bind(bind: &Bind<'_>, options: &Options<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
     let mode = options.scale_mode;
-    let weights = Quantized::new(&bind.weights, mode, None)?;
+    let weights = Quantized::new(bind, mode, None)?;
     let rows = RowQuantiser { mode, inverse_balance: None };
     let packing = weights.packing(Quantized::format(&bind.weights, mode, None), &rows);
     let receipt = bind.receipt(&ENTRY, packing, env!("CARGO_PKG_VERSION"));

@@ -11,11 +11,14 @@
 //! `y[m, n] = bf16(global * globals[m] * sum over k of w[n, k] * xq[m, k] + bias[n])`
 //!
 //! ```
-//! use linear_proj::{DenseWeights, ScaleMode};
+//! use device::Device;
+//! use linear_proj::{Bind, DenseWeights, ScaleMode};
 //! use linear_proj_nvfp4::Quantized;
 //!
 //! let w: Vec<f32> = (0..32 * 64).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
-//! let quantized = Quantized::new(&DenseWeights::from_f32(32, 64, &w)?, ScaleMode::TwoLevel, None)?;
+//! let weights = DenseWeights::from_f32(32, 64, &w)?;
+//! let bind = Bind { seat: "demo", weights, bias: None, device: &Device::Cpu };
+//! let quantized = Quantized::new(&bind, ScaleMode::TwoLevel, None)?;
 //! assert_eq!((quantized.codes.len(), quantized.scales.len()), (32 * 32, 32 * 4));
 //! assert!(quantized.conversion_error < 0.12);
 //! # Ok::<(), structure_core::Refusal>(())

@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use linear_proj::{DenseWeights, Packing};
+use linear_proj::{Bind, DenseWeights, Packing};
 use number_formats::RelativeL2;
 use number_formats::nvfp4::{self, BLOCK, Nvfp4View, ScaleMode};
 use rayon::prelude::*;
@@ -31,12 +31,8 @@ impl Quantized {
     ///
     /// # Errors
     /// As [`quantise`](Self::quantise).
-    pub fn new(
-        weights: &DenseWeights<'_>,
-        mode: ScaleMode,
-        balance: Option<&[f32]>,
-    ) -> Result<Self, Refusal> {
-        match Self::adoptable(weights, balance) {
+    pub fn new(bind: &Bind<'_>, mode: ScaleMode, balance: Option<&[f32]>) -> Result<Self, Refusal> {
+        match Self::adoptable(&bind.weights, balance) {
             Some(view) => Ok(Quantized {
                 n: view.n(),
                 k: view.k(),
@@ -45,7 +41,7 @@ impl Quantized {
                 global: view.global(),
                 conversion_error: 0.0,
             }),
-            None => Self::quantise(weights, mode, balance),
+            None => Self::quantise(bind, mode, balance),
         }
     }
 
@@ -60,14 +56,10 @@ impl Quantized {
     ///
     /// # Errors
     /// [`Refusal::NonFinite`] when a balanced weight leaves FP32's range.
-    pub fn quantise(
-        weights: &DenseWeights<'_>,
-        mode: ScaleMode,
-        balance: Option<&[f32]>,
-    ) -> Result<Self, Refusal> {
-        let (n, k) = (weights.n(), weights.k());
-        let source = Source { weights, balance };
-        let global = mode.global(source.amax()?);
+    pub fn quantise(bind: &Bind<'_>, mode: ScaleMode, balance: Option<&[f32]>) -> Result<Self, Refusal> {
+        let (n, k) = (bind.weights.n(), bind.weights.k());
+        let source = Source { weights: &bind.weights, balance };
+        let global = mode.global(source.amax(bind.seat)?);
         let mut codes = vec![0u8; n * k / 2];
         let mut scales = vec![0u8; n * k / BLOCK];
         let errors: Vec<RelativeL2> = codes
@@ -139,7 +131,7 @@ impl Source<'_> {
     }
 
     /// The largest magnitude; the weights themselves are finite.
-    fn amax(&self) -> Result<f32, Refusal> {
+    fn amax(&self, seat: &str) -> Result<f32, Refusal> {
         let (n, k) = (self.weights.n(), self.weights.k());
         let by_row: Vec<f32> = (0..n)
             .into_par_iter()
@@ -151,13 +143,13 @@ impl Source<'_> {
                 },
             )
             .collect();
-        let amax = by_row.iter().copied().fold(0f32, f32::max);
-        match by_row.iter().position(|amax| !amax.is_finite()) {
-            None => Ok(amax),
-            Some(n) => {
-                let what = format!("balanced weights from feature {n} on");
-                Err(Refusal::NonFinite { what, index: n * k, value: amax })
-            }
-        }
+        let Some(n) = by_row.iter().position(|amax| !amax.is_finite()) else {
+            return Ok(by_row.into_iter().fold(0f32, f32::max));
+        };
+        let mut row = vec![0f32; k];
+        self.row(n, &mut row);
+        let first = row.iter().position(|w| !w.is_finite()).unwrap_or_default();
+        let what = format!("{seat}: weights times their balance");
+        Err(Refusal::NonFinite { what, index: n * k + first, value: row[first] })
     }
 }
