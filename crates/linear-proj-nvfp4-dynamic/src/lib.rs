@@ -2,13 +2,14 @@
 //!
 //! 4.5 bits a weight, so little over a quarter of the bytes of BF16. Both sides are E2M1 codes in blocks of 16 along K under
 //! UE4M3 scales, with one FP32 global scale for the weights and one for each row
-//! ([`number_formats::nvfp4`] has the quantiser). With `w` and `xq` standing for E2M1 times E4M3:
+//! ([`linear_proj_nvfp4`] has what it shares with other NVFP4 variants). With `w` and `xq` standing for E2M1 times E4M3:
 //!
 //! `y[m, n] = bf16(global * globals[m] * sum over k of w[n, k] * xq[m, k] + bias[n])`
 //!
 //! Products are exact, sums are FP32 in one fixed order, the global scales are multiplied in FP64, and the result is rounded to
 //! FP32 before the bias and to BF16 after it. Rows are rounded to BF16 before they are quantised. A row that is not finite
-//! gives a row of NaN. Serves M of 1 to 16 itself, row-invariantly; a call that is not of the bound form is refused.
+//! gives a row of NaN. [`Options`](linear_proj::Options) may set all global scales to 1, and weights that are NVFP4 already are taken
+//! over as they are. Serves M of 1 to 16 itself, row-invariantly; a call that is not of the bound form is refused.
 //!
 //! ```
 //! use device::Device;
