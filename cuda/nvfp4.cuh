@@ -21,7 +21,8 @@ struct Call {
     bool single_level;             // whether the rows' global scales are 1
     const void *x;                 // [M, K]
     void *y;                       // [M, N]
-    void *scratch;                 // scratch_bytes of it
+    void *scratch;                 // scratch_bytes of it for calls of up to `chunk` rows
+    int64_t chunk;                 // rows that are taken at a time, at least those of the decode band
     int64_t m, n, k;               // k a multiple of 16
     DType dtype;                   // of x and y
     bool clusters;                 // whether the device has thread-block clusters: sm_90 on
@@ -32,37 +33,46 @@ struct Call {
 // Passes of the decode band take less time than the prefill band while there are no more than this.
 constexpr int64_t PASSES = 2;
 
-// Rows of a call that the prefill band takes.
+// Whether the prefill band takes so many rows.
 inline bool prefills(int64_t m, int multiprocessors) { return multiprocessors > 0 && m > PASSES * decode_band::MAX_ROWS; }
 
+// Scratch memory for calls of up to m rows.
 inline int64_t scratch_bytes(int64_t m, int64_t k, int multiprocessors) {
-    return prefills(m, multiprocessors) ? nvfp4_prefill::Scratch::bytes(m, k) : nvfp4_decode::Scratch::bytes(k);
+    const int64_t decode = nvfp4_decode::Scratch::bytes(k);
+    if (!prefills(m, multiprocessors)) return decode;
+    const int64_t prefill = nvfp4_prefill::Scratch::bytes(m, k);
+    return prefill < decode ? decode : prefill;
+}
+
+// Rows `first` on of a call, m of them.
+template <typename T>
+cudaError_t project_rows(const Call &call, int64_t first, int64_t m, cudaStream_t stream) {
+    const Rows<T> rows = {static_cast<const T *>(call.x) + first * call.k, call.inverse_balance, call.k, call.single_level};
+    T *y = static_cast<T *>(call.y) + first * call.n;
+    if (prefills(m, call.multiprocessors))
+        return nvfp4_prefill::launch(call.weights, call.global, rows, y, call.scratch, m, call.n, call.multiprocessors, stream);
+    nvfp4_decode::Format format;
+    static_cast<PackedWeights &>(format) = call.weights;
+    format.global = call.global;
+    return nvfp4_decode::launch(format, rows, y, nvfp4_decode::Scratch(call.scratch, call.k), m, call.n, call.clusters,
+                                call.overlap, stream);
 }
 
 template <typename T>
 cudaError_t project(const Call &call, cudaStream_t stream) {
-    const T *x = static_cast<const T *>(call.x);
-    T *y = static_cast<T *>(call.y);
-    if (prefills(call.m, call.multiprocessors)) {
-        const Rows<T> rows = {x, call.inverse_balance, call.k, call.single_level};
-        return nvfp4_prefill::launch(call.weights, call.global, rows, y, call.scratch, call.m, call.n, call.multiprocessors, stream);
-    }
-    const nvfp4_decode::Scratch scratch(call.scratch, call.k);
-    nvfp4_decode::Format format;
-    static_cast<PackedWeights &>(format) = call.weights;
-    format.global = call.global;
-    for (int64_t first = 0; first < call.m; first += decode_band::MAX_ROWS) {
-        const int64_t m = call.m - first < decode_band::MAX_ROWS ? call.m - first : decode_band::MAX_ROWS;
-        const Rows<T> rows = {x + first * call.k, call.inverse_balance, call.k, call.single_level};
-        const cudaError_t error = nvfp4_decode::launch(format, rows, y + first * call.n, scratch, m, call.n, call.clusters,
-                                                       call.overlap, stream);
+    for (int64_t first = 0; first < call.m;) {
+        int64_t m = call.m - first < call.chunk ? call.m - first : call.chunk;
+        if (!prefills(m, call.multiprocessors) && m > decode_band::MAX_ROWS) m = decode_band::MAX_ROWS;
+        const cudaError_t error = project_rows<T>(call, first, m, stream);
         if (error != cudaSuccess) return error;
+        first += m;
     }
     return cudaSuccess;
 }
 
 inline cudaError_t project(const Call &call, cudaStream_t stream) {
-    if (call.k < BLOCK || call.k % BLOCK != 0 || call.m < 1 || call.n < 1) return cudaErrorInvalidValue;
+    const bool blocks = call.k >= BLOCK && call.k % BLOCK == 0;
+    if (!blocks || call.m < 1 || call.n < 1 || call.chunk < decode_band::MAX_ROWS) return cudaErrorInvalidValue;
     switch (call.dtype) {
         case DType::F32: return project<float>(call, stream);
         case DType::F16: return project<__half>(call, stream);

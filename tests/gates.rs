@@ -36,7 +36,11 @@ const SHAPES: &[(usize, usize)] = &[
     (33_800, 40),
     (51_000, 16),
     (33_800, 33),
+    (65_600, 32),
 ];
+
+/// Longer than the CPU arm is quick for: K that is cut less, and slices that end inside a step.
+const LONG: &[(usize, usize)] = &[(1044, 8208), (200, 17_408)];
 
 /// The shapes that a variant takes.
 fn shapes(variant: &str) -> impl Iterator<Item = (usize, usize)> {
@@ -66,6 +70,7 @@ pub fn trials() -> Vec<Trial> {
         on_gpu("nvfp4::quantises_as_the_cpu_arm_does", |arm| quantises_as_the_cpu_arm_does(arm, NVFP4)),
         on_gpu("balance::quantises_as_the_cpu_arm_does", |arm| quantises_as_the_cpu_arm_does(arm, BALANCE)),
         on_gpu("more_elements_than_32_bits_count", more_elements_than_32_bits_count),
+        on_gpu("long_rows", long_rows),
     ])
     .collect()
 }
@@ -108,6 +113,21 @@ fn any_magnitude(arm: &Arm) {
         let x = random.normals(16 * k, activation);
         gates::against_reference(proj.as_mut(), None, &x, 16, 0..n).unwrap();
         assert_eq!(project(proj.as_mut(), &x, 16)[0], 0.0, "a row of zeros projects to zero");
+    }
+}
+
+fn long_rows(arm: &Arm) {
+    for (variant, &(n, k)) in
+        VARIANTS.iter().flat_map(|variant| LONG.iter().map(move |shape| (variant, shape)))
+    {
+        let mut random = Random::new((n + k) as u64);
+        let w = random.normals(n * k, 0.05);
+        let x = random.normals(16 * k, 1.0);
+        let mut proj = arm.bind_staged(variant, &w, n, None);
+        for m in [1, 2, 9, 16] {
+            gates::against_reference(proj.as_mut(), None, &x[..m * k], m, n - 20..n).unwrap();
+        }
+        gates::row_invariance(proj.as_mut(), &x).unwrap();
     }
 }
 

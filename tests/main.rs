@@ -11,6 +11,7 @@ mod faults;
 mod gates;
 mod graph;
 mod perplexity;
+mod prefill;
 mod random;
 mod registry;
 mod seats;
@@ -27,6 +28,7 @@ fn main() {
         seats::trials(),
         graph::trials(),
         faults::trials(),
+        prefill::trials(),
         perplexity::trials(),
     ]
     .into_iter()

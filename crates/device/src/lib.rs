@@ -30,6 +30,7 @@ mod event;
 mod graph;
 mod mapped;
 mod stream;
+mod workspace;
 
 use std::fmt;
 
@@ -41,6 +42,7 @@ pub use event::Event;
 pub use graph::Graph;
 pub use mapped::MappedFile;
 pub use stream::{RawStream, Stream};
+pub use workspace::Workspace;
 
 /// Where something runs.
 #[derive(Clone, Debug)]

@@ -1,6 +1,7 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::CudaStream;
 use structure_core::Refusal;
@@ -16,11 +17,12 @@ pub type RawStream = *mut c_void;
 pub struct Stream {
     device: CudaDevice,
     stream: Arc<CudaStream>,
+    overlap: Arc<AtomicBool>,
 }
 
 impl Stream {
     pub(crate) fn new(device: CudaDevice, stream: Arc<CudaStream>) -> Self {
-        Stream { device, stream }
+        Stream { device, stream, overlap: Arc::new(AtomicBool::new(true)) }
     }
 
     /// Wraps a stream that another library owns, so that our work joins its order.
@@ -30,7 +32,7 @@ impl Stream {
     pub unsafe fn from_raw(device: &CudaDevice, raw: RawStream) -> Self {
         // SAFETY: the caller's promise is exactly what cudarc asks for.
         let stream = unsafe { device.context().wrap_borrowed_stream(raw.cast()) };
-        Stream { device: device.clone(), stream }
+        Stream::new(device.clone(), stream)
     }
 
     /// The device it runs on.
@@ -41,6 +43,18 @@ impl Stream {
     /// The raw handle, for a launcher. The device's context must be current: see [`CudaDevice::make_current`].
     pub fn raw(&self) -> RawStream {
         self.stream.cu_stream().cast()
+    }
+
+    /// Whether kernels may start before the one before them in the stream is over (programmatic dependent launch, sm_90 on). They
+    /// then load weights early and wait before they touch anything that a kernel writes, so results are the same. Of all clones
+    /// of the stream; at first they may.
+    pub fn set_overlap(&self, overlap: bool) {
+        self.overlap.store(overlap, Ordering::Relaxed);
+    }
+
+    /// What [`set_overlap`](Self::set_overlap) said last, for a launcher.
+    pub fn overlap(&self) -> bool {
+        self.overlap.load(Ordering::Relaxed)
     }
 
     /// Waits until all work so far is done.

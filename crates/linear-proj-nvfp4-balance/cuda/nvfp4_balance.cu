@@ -1,27 +1,31 @@
-// linear_proj/nvfp4_balance: the kernels of NVFP4 weights and activations, with a balance of the input channels.
+// linear_proj/nvfp4_balance: the shared NVFP4 projection, with a balance of the input channels.
 #include "nvfp4_balance.h"
 
 #include "nvfp4.cuh"
 
-extern "C" int nvfp4_balance_prepare(void) { return nvfp4::prepare(); }
+extern "C" int nvfp4_balance_prepare(int prefill) { return nvfp4::prepare(prefill != 0); }
+
+extern "C" int64_t nvfp4_balance_scratch_bytes(int64_t m, int64_t k, int multiprocessors) {
+    return nvfp4::scratch_bytes(m, k, multiprocessors);
+}
 
 extern "C" int nvfp4_balance_project(const nvfp4_balance_call *call, cudaStream_t stream) {
     nvfp4::Call shared = {};
-    shared.codes = call->codes;
-    shared.scales = call->scales;
-    shared.bias = call->bias;
+    shared.weights = {static_cast<const uint4 *>(call->codes), static_cast<const unsigned short *>(call->scales), call->bias};
+    shared.global = call->global;
     shared.inverse_balance = call->inverse_balance;
+    shared.single_level = call->single_level != 0;
     shared.x = call->x;
     shared.y = call->y;
-    shared.quantised = call->quantised;
-    shared.globals = call->globals;
-    shared.global = call->global;
+    shared.scratch = call->scratch;
+    shared.chunk = call->chunk;
     shared.m = call->m;
     shared.n = call->n;
     shared.k = call->k;
-    shared.dtype = call->dtype;
-    shared.slices = call->slices;
-    shared.single_level = call->single_level;
+    shared.dtype = static_cast<nvfp4::DType>(call->dtype);
+    shared.clusters = call->clusters != 0;
+    shared.multiprocessors = call->multiprocessors;
+    shared.overlap = call->overlap != 0;
     return nvfp4::project(shared, stream);
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn bind(bind: &Bind<'_>, options: &Options<'_>) -> Result<Box<dyn Bou
     match bind.device {
         Device::Cpu => cpu::arm(weights, rows, bind, receipt),
         #[cfg(kernels_built)]
-        Device::Cuda(gpu) => crate::cuda::arm(gpu, &weights, rows, bind, receipt),
+        Device::Cuda(gpu) => crate::cuda::arm(gpu, &weights, rows, bind, options, receipt),
         #[cfg(not(kernels_built))]
         Device::Cuda(_) => {
             Err(Refusal::KernelsNotBuilt { id: ENTRY.id, reason: ENTRY.kernels.why_not.to_string() })

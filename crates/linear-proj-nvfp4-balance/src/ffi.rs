@@ -28,15 +28,17 @@ pub struct nvfp4_balance_call {
     pub inverse_balance: *const f32,
     pub x: *const ::std::os::raw::c_void,
     pub y: *mut ::std::os::raw::c_void,
-    pub quantised: *mut ::std::os::raw::c_void,
-    pub globals: *mut f32,
-    pub global: f32,
+    pub scratch: *mut ::std::os::raw::c_void,
+    pub chunk: i64,
     pub m: i64,
     pub n: i64,
     pub k: i64,
-    pub dtype: i32,
-    pub slices: i32,
+    pub global: f32,
     pub single_level: i32,
+    pub dtype: i32,
+    pub clusters: i32,
+    pub multiprocessors: i32,
+    pub overlap: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -51,24 +53,29 @@ const _: () = {
         [::std::mem::offset_of!(nvfp4_balance_call, inverse_balance) - 24usize];
     ["Offset of field: nvfp4_balance_call::x"][::std::mem::offset_of!(nvfp4_balance_call, x) - 32usize];
     ["Offset of field: nvfp4_balance_call::y"][::std::mem::offset_of!(nvfp4_balance_call, y) - 40usize];
-    ["Offset of field: nvfp4_balance_call::quantised"]
-        [::std::mem::offset_of!(nvfp4_balance_call, quantised) - 48usize];
-    ["Offset of field: nvfp4_balance_call::globals"]
-        [::std::mem::offset_of!(nvfp4_balance_call, globals) - 56usize];
+    ["Offset of field: nvfp4_balance_call::scratch"]
+        [::std::mem::offset_of!(nvfp4_balance_call, scratch) - 48usize];
+    ["Offset of field: nvfp4_balance_call::chunk"]
+        [::std::mem::offset_of!(nvfp4_balance_call, chunk) - 56usize];
+    ["Offset of field: nvfp4_balance_call::m"][::std::mem::offset_of!(nvfp4_balance_call, m) - 64usize];
+    ["Offset of field: nvfp4_balance_call::n"][::std::mem::offset_of!(nvfp4_balance_call, n) - 72usize];
+    ["Offset of field: nvfp4_balance_call::k"][::std::mem::offset_of!(nvfp4_balance_call, k) - 80usize];
     ["Offset of field: nvfp4_balance_call::global"]
-        [::std::mem::offset_of!(nvfp4_balance_call, global) - 64usize];
-    ["Offset of field: nvfp4_balance_call::m"][::std::mem::offset_of!(nvfp4_balance_call, m) - 72usize];
-    ["Offset of field: nvfp4_balance_call::n"][::std::mem::offset_of!(nvfp4_balance_call, n) - 80usize];
-    ["Offset of field: nvfp4_balance_call::k"][::std::mem::offset_of!(nvfp4_balance_call, k) - 88usize];
+        [::std::mem::offset_of!(nvfp4_balance_call, global) - 88usize];
+    ["Offset of field: nvfp4_balance_call::single_level"]
+        [::std::mem::offset_of!(nvfp4_balance_call, single_level) - 92usize];
     ["Offset of field: nvfp4_balance_call::dtype"]
         [::std::mem::offset_of!(nvfp4_balance_call, dtype) - 96usize];
-    ["Offset of field: nvfp4_balance_call::slices"]
-        [::std::mem::offset_of!(nvfp4_balance_call, slices) - 100usize];
-    ["Offset of field: nvfp4_balance_call::single_level"]
-        [::std::mem::offset_of!(nvfp4_balance_call, single_level) - 104usize];
+    ["Offset of field: nvfp4_balance_call::clusters"]
+        [::std::mem::offset_of!(nvfp4_balance_call, clusters) - 100usize];
+    ["Offset of field: nvfp4_balance_call::multiprocessors"]
+        [::std::mem::offset_of!(nvfp4_balance_call, multiprocessors) - 104usize];
+    ["Offset of field: nvfp4_balance_call::overlap"]
+        [::std::mem::offset_of!(nvfp4_balance_call, overlap) - 108usize];
 };
 unsafe extern "C" {
-    pub fn nvfp4_balance_prepare() -> ::std::os::raw::c_int;
+    pub fn nvfp4_balance_prepare(prefill: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
+    pub fn nvfp4_balance_scratch_bytes(m: i64, k: i64, multiprocessors: ::std::os::raw::c_int) -> i64;
     pub fn nvfp4_balance_project(
         call: *const nvfp4_balance_call,
         stream: cudaStream_t,

@@ -10,23 +10,23 @@ extern "C" int64_t nvfp4_dynamic_scratch_bytes(int64_t m, int64_t k, int multipr
 }
 
 extern "C" int nvfp4_dynamic_project(const nvfp4_dynamic_call *call, cudaStream_t stream) {
-    const nvfp4::Call whole = {
-        {static_cast<const uint4 *>(call->codes), static_cast<const unsigned short *>(call->scales), call->bias},
-        call->global,
-        nullptr,
-        call->single_level != 0,
-        call->x,
-        call->y,
-        call->scratch,
-        call->m,
-        call->n,
-        call->k,
-        static_cast<nvfp4::DType>(call->dtype),
-        call->clusters != 0,
-        call->multiprocessors,
-        call->overlap != 0,
-    };
-    return nvfp4::project(whole, stream);
+    nvfp4::Call shared = {};
+    shared.weights = {static_cast<const uint4 *>(call->codes), static_cast<const unsigned short *>(call->scales), call->bias};
+    shared.global = call->global;
+    shared.inverse_balance = nullptr;
+    shared.single_level = call->single_level != 0;
+    shared.x = call->x;
+    shared.y = call->y;
+    shared.scratch = call->scratch;
+    shared.chunk = call->chunk;
+    shared.m = call->m;
+    shared.n = call->n;
+    shared.k = call->k;
+    shared.dtype = static_cast<nvfp4::DType>(call->dtype);
+    shared.clusters = call->clusters != 0;
+    shared.multiprocessors = call->multiprocessors;
+    shared.overlap = call->overlap != 0;
+    return nvfp4::project(shared, stream);
 }
 
 extern "C" const char *nvfp4_dynamic_error(int code) { return cudaGetErrorName(static_cast<cudaError_t>(code)); }

@@ -5,11 +5,11 @@ use std::ffi::CStr;
 use std::ptr;
 
 use device::CudaDevice;
-use linear_proj::{Bind, BoundProj, CudaArm, RowType};
+use linear_proj::{Bind, BoundProj, CudaArm, Options, RowType};
 use linear_proj_nvfp4::{Call, CudaForm, Launcher, Quantized, RowQuantiser};
-use structure_core::{Receipt, Refusal};
+use structure_core::{Kernels, Receipt, Refusal};
 
-use crate::{ENTRY, ffi};
+use crate::{ENTRY, KERNELS, ffi};
 
 /// Packs for a GPU, uploads and runs the smoke.
 pub(crate) fn arm(
@@ -17,10 +17,11 @@ pub(crate) fn arm(
     weights: &Quantized,
     rows: RowQuantiser,
     bind: &Bind<'_>,
+    options: &Options<'_>,
     receipt: Receipt,
 ) -> Result<Box<dyn BoundProj>, Refusal> {
     let stream = gpu.new_stream()?;
-    let form = CudaForm::<Launchers>::new(&stream, bind.seat, weights, bind.bias, rows)?;
+    let form = CudaForm::<Launchers>::new(&stream, bind, options, weights, rows)?;
     Ok(Box::new(CudaArm::bind(form, &stream, bind, &ENTRY, receipt)?))
 }
 
@@ -28,9 +29,16 @@ pub(crate) fn arm(
 struct Launchers;
 
 impl Launcher for Launchers {
-    fn prepare() -> Result<(), Refusal> {
+    const KERNELS: &'static Kernels = &KERNELS;
+
+    fn prepare(prefill: bool) -> Result<(), Refusal> {
         // SAFETY: the trait promises that the device's context is current.
-        check("nvfp4_dynamic_prepare", unsafe { ffi::nvfp4_dynamic_prepare() })
+        check("nvfp4_dynamic_prepare", unsafe { ffi::nvfp4_dynamic_prepare(prefill.into()) })
+    }
+
+    fn scratch_bytes(m: usize, k: usize, multiprocessors: usize) -> usize {
+        // SAFETY: the function computes with its arguments alone.
+        unsafe { ffi::nvfp4_dynamic_scratch_bytes(m as i64, k as i64, multiprocessors as i32) as usize }
     }
 
     fn project(call: &Call<'_>) -> Result<(), Refusal> {
@@ -45,14 +53,17 @@ impl Launcher for Launchers {
             bias: call.bias.map_or(ptr::null(), |bias| bias.pointer() as *const _),
             x: call.x.pointer() as *const _,
             y: call.y.pointer() as *mut _,
-            quantised: call.quantised.pointer() as *mut _,
-            globals: call.globals.pointer() as *mut _,
+            scratch: call.scratch.pointer() as *mut _,
+            chunk: call.chunk as i64,
             global: call.global,
+            single_level: call.single_level.into(),
             m: call.m as i64,
             n: call.n as i64,
             k: call.k as i64,
             dtype: dtype as i32,
-            slices: call.slices as i32,
+            clusters: call.clusters.into(),
+            multiprocessors: call.multiprocessors as i32,
+            overlap: call.stream.overlap().into(),
         };
         // SAFETY: the pointers are device memory of this device with the lengths that a `Call` promises; they are borrowed for
         // the call, and a view's contract holds until the stream's work is done.

@@ -27,18 +27,21 @@ pub struct nvfp4_dynamic_call {
     pub bias: *const f32,
     pub x: *const ::std::os::raw::c_void,
     pub y: *mut ::std::os::raw::c_void,
-    pub quantised: *mut ::std::os::raw::c_void,
-    pub globals: *mut f32,
-    pub global: f32,
+    pub scratch: *mut ::std::os::raw::c_void,
+    pub chunk: i64,
     pub m: i64,
     pub n: i64,
     pub k: i64,
+    pub global: f32,
+    pub single_level: i32,
     pub dtype: i32,
-    pub slices: i32,
+    pub clusters: i32,
+    pub multiprocessors: i32,
+    pub overlap: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of nvfp4_dynamic_call"][::std::mem::size_of::<nvfp4_dynamic_call>() - 96usize];
+    ["Size of nvfp4_dynamic_call"][::std::mem::size_of::<nvfp4_dynamic_call>() - 104usize];
     ["Alignment of nvfp4_dynamic_call"][::std::mem::align_of::<nvfp4_dynamic_call>() - 8usize];
     ["Offset of field: nvfp4_dynamic_call::codes"]
         [::std::mem::offset_of!(nvfp4_dynamic_call, codes) - 0usize];
@@ -47,22 +50,29 @@ const _: () = {
     ["Offset of field: nvfp4_dynamic_call::bias"][::std::mem::offset_of!(nvfp4_dynamic_call, bias) - 16usize];
     ["Offset of field: nvfp4_dynamic_call::x"][::std::mem::offset_of!(nvfp4_dynamic_call, x) - 24usize];
     ["Offset of field: nvfp4_dynamic_call::y"][::std::mem::offset_of!(nvfp4_dynamic_call, y) - 32usize];
-    ["Offset of field: nvfp4_dynamic_call::quantised"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, quantised) - 40usize];
-    ["Offset of field: nvfp4_dynamic_call::globals"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, globals) - 48usize];
+    ["Offset of field: nvfp4_dynamic_call::scratch"]
+        [::std::mem::offset_of!(nvfp4_dynamic_call, scratch) - 40usize];
+    ["Offset of field: nvfp4_dynamic_call::chunk"]
+        [::std::mem::offset_of!(nvfp4_dynamic_call, chunk) - 48usize];
+    ["Offset of field: nvfp4_dynamic_call::m"][::std::mem::offset_of!(nvfp4_dynamic_call, m) - 56usize];
+    ["Offset of field: nvfp4_dynamic_call::n"][::std::mem::offset_of!(nvfp4_dynamic_call, n) - 64usize];
+    ["Offset of field: nvfp4_dynamic_call::k"][::std::mem::offset_of!(nvfp4_dynamic_call, k) - 72usize];
     ["Offset of field: nvfp4_dynamic_call::global"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, global) - 56usize];
-    ["Offset of field: nvfp4_dynamic_call::m"][::std::mem::offset_of!(nvfp4_dynamic_call, m) - 64usize];
-    ["Offset of field: nvfp4_dynamic_call::n"][::std::mem::offset_of!(nvfp4_dynamic_call, n) - 72usize];
-    ["Offset of field: nvfp4_dynamic_call::k"][::std::mem::offset_of!(nvfp4_dynamic_call, k) - 80usize];
+        [::std::mem::offset_of!(nvfp4_dynamic_call, global) - 80usize];
+    ["Offset of field: nvfp4_dynamic_call::single_level"]
+        [::std::mem::offset_of!(nvfp4_dynamic_call, single_level) - 84usize];
     ["Offset of field: nvfp4_dynamic_call::dtype"]
         [::std::mem::offset_of!(nvfp4_dynamic_call, dtype) - 88usize];
-    ["Offset of field: nvfp4_dynamic_call::slices"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, slices) - 92usize];
+    ["Offset of field: nvfp4_dynamic_call::clusters"]
+        [::std::mem::offset_of!(nvfp4_dynamic_call, clusters) - 92usize];
+    ["Offset of field: nvfp4_dynamic_call::multiprocessors"]
+        [::std::mem::offset_of!(nvfp4_dynamic_call, multiprocessors) - 96usize];
+    ["Offset of field: nvfp4_dynamic_call::overlap"]
+        [::std::mem::offset_of!(nvfp4_dynamic_call, overlap) - 100usize];
 };
 unsafe extern "C" {
-    pub fn nvfp4_dynamic_prepare() -> ::std::os::raw::c_int;
+    pub fn nvfp4_dynamic_prepare(prefill: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
+    pub fn nvfp4_dynamic_scratch_bytes(m: i64, k: i64, multiprocessors: ::std::os::raw::c_int) -> i64;
     pub fn nvfp4_dynamic_project(
         call: *const nvfp4_dynamic_call,
         stream: cudaStream_t,

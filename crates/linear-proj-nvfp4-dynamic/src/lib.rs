@@ -9,7 +9,9 @@
 //! Products are exact, sums are FP32 in one fixed order, the global scales are multiplied in FP64, and the result is rounded to
 //! FP32 before the bias and to BF16 after it. Rows are rounded to BF16 before they are quantised. A row that is not finite
 //! gives a row of NaN. [`Options`](linear_proj::Options) may set all global scales to 1, and weights that are NVFP4 already are taken
-//! over as they are. Serves M of 1 to 16 itself, row-invariantly; a call that is not of the bound form is refused.
+//! over as they are. Serves every M itself, and M of 1 to 16 row-invariantly: more rows pass through the
+//! tensor cores in a form of their own where the device has it and a [`Workspace`](device::Workspace) was given, else 16 at a time. A
+//! call that is not of the bound form is refused.
 //!
 //! ```
 //! use device::Device;

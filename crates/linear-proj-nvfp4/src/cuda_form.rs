@@ -1,22 +1,30 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use device::{Buffer, Stream, View, ViewMut};
-use half::bf16;
+use device::{Buffer, Stream, View, ViewMut, Workspace};
 use linear_proj::decode_band::{self, GROUP};
-use linear_proj::{CudaCall, CudaWeights, RowType, ScaleMode};
-use structure_core::Refusal;
+use linear_proj::{Bind, CudaCall, CudaWeights, Options, RowType, ScaleMode};
+use structure_core::{Arch, Kernels, Refusal};
 
 use crate::tiles::{CODES, SCALES, TILE_K, pack, unpack};
-use crate::{ENVELOPE, Quantized, RowQuantiser};
+use crate::{Quantized, RowQuantiser};
+
+/// The architecture that has the prefill band.
+const PREFILL: Arch = Arch::new(90, true);
 
 /// The launchers of one implementation: the ffi of its `cuda.rs`.
 pub trait Launcher: Send {
-    /// Loads the kernels into the current context, so that no later call does.
+    /// What was compiled.
+    const KERNELS: &'static Kernels;
+
+    /// Loads the kernels into the current context, so that no later call does; those of the prefill band where asked.
     ///
     /// # Errors
     /// [`Refusal::Cuda`] with the name of the error.
-    fn prepare() -> Result<(), Refusal>;
+    fn prepare(prefill: bool) -> Result<(), Refusal>;
+
+    /// Bytes of scratch memory that calls of up to `m` rows take; `multiprocessors` as in [`Call`].
+    fn scratch_bytes(m: usize, k: usize, multiprocessors: usize) -> usize;
 
     /// Queues the quantiser and the projection on the call's stream. The device's context is current.
     ///
@@ -44,13 +52,13 @@ pub struct Call<'a> {
     pub x: View<'a>,
     /// `[M, N]` of `dtype`.
     pub y: &'a ViewMut<'a>,
-    /// Scratch, BF16 `[M, K]`.
-    pub quantised: ViewMut<'a>,
-    /// Scratch, F32 `[M]`.
-    pub globals: ViewMut<'a>,
+    /// Scratch memory for calls of up to `chunk` rows.
+    pub scratch: ViewMut<'a>,
+    /// Rows that are taken at a time.
+    pub chunk: usize,
     /// Whether the rows' global scales are 1, those of the quantiser's own making otherwise.
     pub single_level: bool,
-    /// Rows, 1 to 16.
+    /// Rows, at least 1.
     pub m: usize,
     /// Output features.
     pub n: usize,
@@ -58,14 +66,26 @@ pub struct Call<'a> {
     pub k: usize,
     /// The type of `x` and `y`.
     pub dtype: RowType,
-    /// Into how many parts K is cut.
-    pub slices: usize,
+    /// Whether the device has thread-block clusters.
+    pub clusters: bool,
+    /// How many the device has, where the prefill band takes calls of many rows; else 0, and the decode band takes all.
+    pub multiprocessors: usize,
     /// Where the work is queued.
     pub stream: &'a Stream,
 }
 
 /// Packed weights in device memory, how rows meet them, and the scratch of one call.
 pub struct CudaForm<L> {
+    resident: Resident<L>,
+    /// Of calls in the decode band.
+    scratch: Buffer<u8>,
+    prefill: Option<Prefill>,
+    /// For reading back; calls run on the stream of their rows.
+    stream: Stream,
+}
+
+/// What every call reads.
+struct Resident<L> {
     n: usize,
     k: usize,
     codes: Buffer<u8>,
@@ -74,61 +94,26 @@ pub struct CudaForm<L> {
     global: f32,
     bias: Option<Buffer<f32>>,
     inverse_balance: Option<Buffer<f32>>,
-    /// Rows as they enter the products, `[16, K]`.
-    quantised: Buffer<bf16>,
-    /// Of the rows, `[16]`.
-    globals: Buffer<f32>,
-    /// Into how many parts K is cut.
-    slices: usize,
+    clusters: bool,
     rows: RowQuantiser,
-    /// For reading back; calls run on the stream of their rows.
-    stream: Stream,
     launcher: PhantomData<fn() -> L>,
 }
 
-impl<L: Launcher> CudaForm<L> {
-    /// Packs and uploads; loads the kernels, so that no later call does. `seat` is for refusals.
-    ///
-    /// # Errors
-    /// [`Refusal::OutOfMemory`] with the bytes asked and free, [`Refusal::Cuda`] when the driver or the launcher refuses.
-    pub fn new(
-        stream: &Stream,
-        seat: &str,
-        quantized: &Quantized,
-        bias: Option<&[f32]>,
-        rows: RowQuantiser,
-    ) -> Result<Self, Refusal> {
-        let (n, k, band) = (quantized.n, quantized.k, ENVELOPE.band.max);
-        let (codes, scales) = pack(quantized);
-        let inverse_balance = rows.inverse_balance.as_deref();
-        let floats = band + bias.map_or(0, <[f32]>::len) + inverse_balance.map_or(0, <[f32]>::len);
-        let bytes = codes.len() + scales.len() + floats * size_of::<f32>() + band * k * size_of::<bf16>();
-        stream.device().require(seat, bytes as u64)?;
-        stream.device().make_current()?;
-        L::prepare()?;
-        let (groups, tiles) = (n.div_ceil(GROUP), k.div_ceil(TILE_K));
-        Ok(CudaForm {
-            n,
-            k,
-            codes: Buffer::from_host(stream, &codes, &[groups, tiles, CODES])?,
-            scales: Buffer::from_host(stream, &scales, &[groups, tiles, SCALES])?,
-            global: quantized.global,
-            bias: bias.map(|bias| Buffer::from_host(stream, bias, &[n])).transpose()?,
-            inverse_balance: inverse_balance
-                .map(|inverse| Buffer::from_host(stream, inverse, &[k]))
-                .transpose()?,
-            quantised: Buffer::zeros(stream, &[band, k])?,
-            globals: Buffer::zeros(stream, &[band])?,
-            slices: decode_band::slices(n, stream.device().compute_capability()),
-            rows,
-            stream: stream.clone(),
-            launcher: PhantomData,
-        })
-    }
+/// What calls of many rows need.
+struct Prefill {
+    workspace: Workspace,
+    multiprocessors: usize,
 }
 
-impl<L: Launcher> CudaWeights for CudaForm<L> {
-    fn project(&mut self, call: &CudaCall<'_>) -> Result<(), Refusal> {
+impl<L: Launcher> Resident<L> {
+    /// A call in the given scratch memory, `chunk` rows at a time.
+    fn launch(
+        &self,
+        call: &CudaCall<'_>,
+        scratch: ViewMut<'_>,
+        chunk: usize,
+        multiprocessors: usize,
+    ) -> Result<(), Refusal> {
         L::project(&Call {
             codes: self.codes.view(),
             scales: self.scales.view(),
@@ -137,32 +122,111 @@ impl<L: Launcher> CudaWeights for CudaForm<L> {
             inverse_balance: self.inverse_balance.as_ref().map(Buffer::view),
             x: call.x,
             y: call.y,
-            quantised: self.quantised.view_mut(),
-            globals: self.globals.view_mut(),
+            scratch,
+            chunk,
             single_level: self.rows.mode == ScaleMode::SingleLevel,
             m: call.rows,
             n: self.n,
             k: self.k,
             dtype: call.dtype,
-            slices: self.slices,
+            clusters: self.clusters,
+            multiprocessors,
             stream: call.stream,
         })
     }
+}
+
+impl<L: Launcher> CudaForm<L> {
+    /// Packs and uploads; loads the kernels, so that no later call does.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfMemory`] with the bytes asked and free, [`Refusal::Cuda`] when the driver or the launcher refuses.
+    pub fn new(
+        stream: &Stream,
+        bind: &Bind<'_>,
+        options: &Options<'_>,
+        quantized: &Quantized,
+        rows: RowQuantiser,
+    ) -> Result<Self, Refusal> {
+        let (n, k, gpu) = (quantized.n, quantized.k, stream.device());
+        let (codes, scales) = pack(quantized);
+        let inverse_balance = rows.inverse_balance.as_deref();
+        let floats = bind.bias.map_or(0, <[f32]>::len) + inverse_balance.map_or(0, <[f32]>::len);
+        let scratch = L::scratch_bytes(decode_band::BAND.max, k, 0);
+        let bytes = codes.len() + scales.len() + floats * size_of::<f32>() + scratch;
+        gpu.require(bind.seat, bytes as u64)?;
+        gpu.make_current()?;
+        let prefill = prefill::<L>(stream, options)?;
+        L::prepare(prefill.is_some())?;
+        if let Some(Prefill { workspace, multiprocessors }) = &prefill {
+            workspace.reserve(L::scratch_bytes(workspace.rows(), k, *multiprocessors))?;
+        }
+        let (groups, tiles) = (n.div_ceil(GROUP), k.div_ceil(TILE_K));
+        let resident = Resident {
+            n,
+            k,
+            codes: Buffer::from_host(stream, &codes, &[groups, tiles, CODES])?,
+            scales: Buffer::from_host(stream, &scales, &[groups, tiles, SCALES])?,
+            global: quantized.global,
+            bias: bind.bias.map(|bias| Buffer::from_host(stream, bias, &[n])).transpose()?,
+            inverse_balance: inverse_balance
+                .map(|inverse| Buffer::from_host(stream, inverse, &[k]))
+                .transpose()?,
+            clusters: gpu.compute_capability().major >= 9,
+            rows,
+            launcher: PhantomData,
+        };
+        Ok(CudaForm {
+            resident,
+            scratch: Buffer::zeros(stream, &[scratch])?,
+            prefill,
+            stream: stream.clone(),
+        })
+    }
+}
+
+/// What calls of many rows need, where a workspace was given and the device has the code.
+fn prefill<L: Launcher>(stream: &Stream, options: &Options<'_>) -> Result<Option<Prefill>, Refusal> {
+    let gpu = stream.device();
+    let built = L::KERNELS.built.contains(&PREFILL) && PREFILL.runs_on(gpu.compute_capability());
+    match options.workspace {
+        Some(workspace) if built => {
+            let multiprocessors = gpu.multiprocessors()?;
+            Ok(Some(Prefill { workspace: workspace.clone(), multiprocessors }))
+        }
+        _ => Ok(None),
+    }
+}
+
+impl<L: Launcher> CudaWeights for CudaForm<L> {
+    fn project(&mut self, call: &CudaCall<'_>) -> Result<(), Refusal> {
+        let CudaForm { resident, scratch, prefill, .. } = self;
+        let band = decode_band::BAND.max;
+        if let Some(Prefill { workspace, multiprocessors }) = prefill.as_ref().filter(|_| call.rows > band) {
+            let launch =
+                |scratch: ViewMut<'_>| resident.launch(call, scratch, workspace.rows(), *multiprocessors);
+            if let Some(launched) = workspace.lend(call.stream, launch) {
+                return launched;
+            }
+        }
+        resident.launch(call, scratch.view_mut(), band, 0)
+    }
 
     fn operand(&self, row: &[f32]) -> Vec<f32> {
-        self.rows.operand(row)
+        self.resident.rows.operand(row)
     }
 
     fn dequantized(&self, features: Range<usize>) -> Result<Vec<f32>, Refusal> {
         // Whole groups of 16 features are read back, then those before and after are dropped.
         let groups = features.start / GROUP..features.end.div_ceil(GROUP);
-        let tiles = groups.len() * self.k.div_ceil(TILE_K);
-        let first_tile = groups.start * self.k.div_ceil(TILE_K);
+        let Resident { k, codes: packed_codes, scales: packed_scales, global, .. } = &self.resident;
+        let tiles = groups.len() * k.div_ceil(TILE_K);
+        let first_tile = groups.start * k.div_ceil(TILE_K);
         let (mut codes, mut scales) = (vec![0u8; tiles * CODES], vec![0u8; tiles * SCALES]);
-        self.codes.copy_range_to_host(&self.stream, first_tile * CODES, &mut codes)?;
-        self.scales.copy_range_to_host(&self.stream, first_tile * SCALES, &mut scales)?;
+        packed_codes.copy_range_to_host(&self.stream, first_tile * CODES, &mut codes)?;
+        packed_scales.copy_range_to_host(&self.stream, first_tile * SCALES, &mut scales)?;
         let first = groups.start * GROUP;
-        let quantized = unpack(&codes, &scales, self.k, self.global);
-        Ok(quantized.dequantized(features.start - first..features.end - first, self.global))
+        let quantized = unpack(&codes, &scales, *k, *global);
+        Ok(quantized.dequantized(features.start - first..features.end - first, *global))
     }
 }

@@ -30,9 +30,8 @@ mod quantized;
 mod rows;
 pub mod tiles;
 
-use linear_proj::decode_band;
 use number_formats::nvfp4::BLOCK;
-use structure_core::{Bound, DType, DimBound, Envelope};
+use structure_core::{Band, Bound, DType, DimBound, Envelope};
 
 pub use cpu::CpuForm;
 pub use cuda_form::{Call, CudaForm, Launcher};
@@ -42,8 +41,8 @@ pub use rows::RowQuantiser;
 /// Types that rows and weights may come in.
 const DTYPES: &[DType] = &[DType::BF16, DType::F16, DType::F32];
 
-/// What the implementations take: any N, and whole blocks along K. The upper bounds keep a CUDA grid and a row's 64-bit offsets
-/// far from their ends.
+/// What the implementations take: any N, whole blocks along K, and any number of rows. The upper bounds keep a CUDA grid and 64-bit
+/// offsets far from their ends.
 pub const ENVELOPE: Envelope = Envelope {
     dims: &[
         DimBound { name: "N", bound: Bound { min: 1, max: 1 << 31, multiple_of: 1 } },
@@ -51,5 +50,5 @@ pub const ENVELOPE: Envelope = Envelope {
     ],
     weight_dtypes: DTYPES,
     row_dtypes: DTYPES,
-    band: decode_band::BAND,
+    band: Band { min: 1, max: 1 << 20 },
 };

@@ -1,5 +1,5 @@
 //! Tiles of 16 features by 64 k. Lane `4g + t` of a warp has the blocks at `k = 16t` of features g and g + 8: 8 bytes of
-//! codes each, and their two scales.
+//! codes each, and their two scales. The bits lie as `cuda/nvfp4_weights.cuh` decodes them with the fewest operations.
 
 use linear_proj::decode_band::GROUP;
 use number_formats::nvfp4::BLOCK;
@@ -19,25 +19,105 @@ fn block_in_tile(feature: usize, t: usize) -> usize {
     (4 * (feature % 8) + t) * 2 + feature / 8
 }
 
-/// A block's 8 bytes of codes as two words. Pair p of a word's four is at the top of its halves after a shift by 4p: the even
-/// element in the low half, the odd one in the high half.
+/// Where the kernel finds the bits of one pair of elements: it rotates a word right by so many bits, then takes those of
+/// [`PAIR`]. The word is the first or the second of a block, or, for the last two pairs, what is left of both together.
+struct Place {
+    word: Word,
+    rotation: u32,
+}
+
+enum Word {
+    First,
+    Second,
+    Rest,
+}
+
+/// Bits of a pair, for the even element; those of the odd one are 16 higher: the E2M1 code's sign, then its other three bits.
+const PAIR: [u32; 4] = [15, 8, 7, 6];
+
+/// Of the eight pairs of a block. A shift left by 6 is a rotation right by 26 of which no bit goes round.
+const PLACES: [Place; BLOCK / 2] = [
+    Place { word: Word::First, rotation: 0 },
+    Place { word: Word::First, rotation: 26 },
+    Place { word: Word::First, rotation: 6 },
+    Place { word: Word::Second, rotation: 0 },
+    Place { word: Word::Second, rotation: 26 },
+    Place { word: Word::Second, rotation: 6 },
+    Place { word: Word::Rest, rotation: 30 },
+    Place { word: Word::Rest, rotation: 4 },
+];
+
+/// Bits of the rest that are the first word's own; the others are the second word's, two to the right.
+const REST_OF_FIRST: u32 = 0x0c18_0c18;
+
+/// Which bit of a block's two words is bit `bit`, 3 for the sign, of the code of element `element`.
+fn bit_of_code(element: usize, bit: usize) -> (usize, u32) {
+    let Place { word, rotation } = &PLACES[element / 2];
+    let at = (PAIR[3 - bit] + 16 * (element % 2) as u32 + rotation) % 32;
+    match word {
+        Word::First => (0, at),
+        Word::Second => (1, at),
+        Word::Rest if REST_OF_FIRST >> at & 1 == 1 => (0, at),
+        Word::Rest => (1, at - 2),
+    }
+}
+
+/// A block's 8 bytes of codes as two words.
 fn words(codes: &[u8]) -> [u32; 2] {
-    let element = |i: usize| u32::from(codes[i / 2] >> (i % 2 * 4) & 0xf);
-    [0, 1].map(|word| {
-        (0..4).fold(0, |bits, pair| {
-            let (even, odd) = (element(word * 8 + 2 * pair), element(word * 8 + 2 * pair + 1));
-            bits | even << (12 - 4 * pair) | odd << (28 - 4 * pair)
-        })
-    })
+    let mut words = [0; 2];
+    for element in 0..BLOCK {
+        for bit in 0..4 {
+            let (word, at) = bit_of_code(element, bit);
+            words[word] |= u32::from(codes[element / 2] >> (element % 2 * 4 + bit) & 1) << at;
+        }
+    }
+    words
 }
 
 /// The inverse of [`words`].
-fn codes(bytes: &[u8]) -> [u8; BLOCK / 2] {
-    std::array::from_fn(|byte| {
-        let (word, pair) = (byte / 4, byte % 4);
-        let at = |nibble: usize| bytes[word * 4 + nibble / 2] >> (nibble % 2 * 4) & 0xf;
-        at(3 - pair) | at(7 - pair) << 4
-    })
+fn codes(words: [u32; 2]) -> [u8; BLOCK / 2] {
+    let mut codes = [0; BLOCK / 2];
+    for element in 0..BLOCK {
+        for bit in 0..4 {
+            let (word, at) = bit_of_code(element, bit);
+            codes[element / 2] |= ((words[word] >> at & 1) as u8) << (element % 2 * 4 + bit);
+        }
+    }
+    codes
+}
+
+/// The exponent that a packed scale of 1.0 has. With five bits of it E4M3's subnormal numbers are normal ones.
+const SCALE_BIAS: u32 = 22;
+
+/// A UE4M3 scale with five exponent bits above its three mantissa bits; zero stays zero.
+fn pack_scale(code: u8) -> u8 {
+    let (exponent, mantissa) = (u32::from(code >> 3), u32::from(code & 7));
+    let packed = match (exponent, mantissa) {
+        (0, 0) => 0,
+        // mantissa * 2^-9, the highest bit taken as the one before the point
+        (0, _) => {
+            let top = mantissa.ilog2();
+            (SCALE_BIAS - 9 + top) << 3 | (mantissa << (3 - top) & 7)
+        }
+        _ => (exponent + SCALE_BIAS - 7) << 3 | mantissa,
+    };
+    packed as u8
+}
+
+/// The inverse of [`pack_scale`].
+fn unpack_scale(packed: u8) -> u8 {
+    let (exponent, mantissa) = (u32::from(packed >> 3), u32::from(packed & 7));
+    let code = match exponent + 7 {
+        7 => 0,
+        exponent if exponent <= SCALE_BIAS => (8 | mantissa) >> (SCALE_BIAS + 1 - exponent),
+        exponent => (exponent - SCALE_BIAS) << 3 | mantissa,
+    };
+    code as u8
+}
+
+/// The codes of a block as they are packed under its scale: what a scale of zero makes of them are zeros with their signs.
+fn codes_under(scale: u8, codes: &[u8]) -> [u8; BLOCK / 2] {
+    std::array::from_fn(|byte| if scale == 0 { codes[byte] & 0x88 } else { codes[byte] })
 }
 
 /// Codes `[ceil(N / 16), ceil(K / 64), 512]` and scales `[ceil(N / 16), ceil(K / 64), 64]`, zero past N and K.
@@ -52,10 +132,13 @@ pub fn pack(quantized: &Quantized) -> (Vec<u8>, Vec<u8>) {
                 let row = (group * GROUP + feature) * blocks;
                 for block in 0..blocks {
                     let at = block / 4 * SCALES + block_in_tile(feature, block % 4);
-                    scales[at] = quantized.scales[row + block];
-                    let [low, high] = words(&quantized.codes[(row + block) * 8..(row + block + 1) * 8]);
-                    packed[at * 8..at * 8 + 4].copy_from_slice(&low.to_le_bytes());
-                    packed[at * 8 + 4..at * 8 + 8].copy_from_slice(&high.to_le_bytes());
+                    let scale = quantized.scales[row + block];
+                    scales[at] = pack_scale(scale);
+                    let codes =
+                        codes_under(scale, &quantized.codes[(row + block) * 8..(row + block + 1) * 8]);
+                    let [first, second] = words(&codes);
+                    packed[at * 8..at * 8 + 4].copy_from_slice(&first.to_le_bytes());
+                    packed[at * 8 + 4..at * 8 + 8].copy_from_slice(&second.to_le_bytes());
                 }
             }
         },
@@ -63,7 +146,7 @@ pub fn pack(quantized: &Quantized) -> (Vec<u8>, Vec<u8>) {
     (packed, scales)
 }
 
-/// The inverse of [`pack`] for whole groups of 16 features.
+/// The inverse of [`pack`] for whole groups of 16 features; codes under a scale of zero come back as zeros with their signs.
 pub fn unpack(packed: &[u8], packed_scales: &[u8], k: usize, global: f32) -> Quantized {
     let (blocks, tiles) = (k / BLOCK, k.div_ceil(TILE_K));
     let n = packed.len() / (tiles * CODES) * GROUP;
@@ -79,8 +162,12 @@ pub fn unpack(packed: &[u8], packed_scales: &[u8], k: usize, global: f32) -> Qua
         for block in 0..blocks {
             let tile = feature / GROUP * tiles + block / 4;
             let at = tile * SCALES + block_in_tile(feature % GROUP, block % 4);
-            quantized.scales.push(packed_scales[at]);
-            quantized.codes.extend(codes(&packed[at * 8..at * 8 + 8]));
+            quantized.scales.push(unpack_scale(packed_scales[at]));
+            let word = |word: usize| {
+                let at = at * 8 + word * 4;
+                u32::from_le_bytes([packed[at], packed[at + 1], packed[at + 2], packed[at + 3]])
+            };
+            quantized.codes.extend(codes([word(0), word(1)]));
         }
     }
     quantized
@@ -108,14 +195,57 @@ mod tests {
     }
 
     #[test]
-    fn a_word_shifts_its_pairs_to_the_top() {
-        // Elements 0 to 15 with their index as code: byte i holds 2i and 2i + 1.
-        let bytes: Vec<u8> = (0..8).map(|i| (2 * i) | (2 * i + 1) << 4).collect();
-        for (word, bits) in words(&bytes).into_iter().enumerate() {
-            for pair in 0..4 {
-                let shifted = bits << (4 * pair);
-                let element = (word * 8 + 2 * pair) as u32;
-                assert_eq!((shifted >> 12 & 0xf, shifted >> 28), (element, element + 1));
+    fn every_bit_of_a_block_has_a_place_of_its_own() {
+        let mut taken = [0u32; 2];
+        for element in 0..BLOCK {
+            for bit in 0..4 {
+                let (word, at) = bit_of_code(element, bit);
+                assert_eq!(taken[word] >> at & 1, 0, "element {element}, bit {bit}");
+                taken[word] |= 1 << at;
+            }
+        }
+        assert_eq!(taken, [u32::MAX; 2]);
+    }
+
+    /// The kernel's own steps, `e2m1_pairs` in cuda/nvfp4_weights.cuh.
+    fn pairs([first, second]: [u32; 2]) -> [u32; 8] {
+        let rest = first & 0x0c18_0c18 | second << 2 & !0x0c18_0c18;
+        [
+            first,
+            first << 6,
+            first.rotate_right(6),
+            second,
+            second << 6,
+            second.rotate_right(6),
+            rest << 2,
+            rest.rotate_right(4),
+        ]
+        .map(|pair| pair & 0x81c0_81c0)
+    }
+
+    #[test]
+    fn the_kernels_steps_find_each_code() {
+        for seed in 0..1000u64 {
+            let bytes = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed << 7).to_le_bytes();
+            for (pair, bits) in pairs(words(&bytes)).into_iter().enumerate() {
+                for (half, code) in [bytes[pair] & 0xf, bytes[pair] >> 4].into_iter().enumerate() {
+                    // BF16 times 2^126 is the number; half is a subnormal.
+                    let number = f32::from_bits((bits >> (16 * half)) << 16) * 2f32.powi(126);
+                    assert_eq!(number, number_formats::e2m1::decode(code), "seed {seed}, pair {pair}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_scale_keeps_its_value() {
+        for code in 0..127u8 {
+            let packed = u32::from(pack_scale(code));
+            assert_eq!(unpack_scale(packed as u8), code);
+            // The kernel's own step: sixteen times the byte below three set bits, as BF16 a multiple of the scale by 2^119.
+            let value = f32::from_bits((packed << 4 | 0x7000) << 16);
+            if code > 0 {
+                assert_eq!(f64::from(value), f64::from(number_formats::e4m3::decode(code)) * 2f64.powi(119));
             }
         }
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::ptr;
 
 use device::{Buffer, Stream};
-use linear_proj::{CudaCall, CudaWeights, RowType, decode_band};
+use linear_proj::{CudaCall, CudaWeights, RowType};
 use structure_core::Refusal;
 
 use crate::ffi;
@@ -22,8 +22,7 @@ pub(crate) struct Packed {
     scales: Buffer<f32>,
     /// `[N]`.
     bias: Option<Buffer<f32>>,
-    /// Into how many parts K is cut.
-    slices: usize,
+    clusters: bool,
     /// For reading back; calls run on the stream of their rows.
     stream: Stream,
 }
@@ -49,7 +48,7 @@ impl Packed {
             weights: Buffer::from_host(stream, &packed, &[n.div_ceil(TILE_N), k.div_ceil(TILE_K), TILE])?,
             scales: Buffer::from_host(stream, &quantized.scales, &[n])?,
             bias: bias.map(|bias| Buffer::from_host(stream, bias, &[n])).transpose()?,
-            slices: decode_band::slices(n, stream.device().compute_capability()),
+            clusters: stream.device().compute_capability().major >= 9,
             stream: stream.clone(),
         })
     }
@@ -72,7 +71,8 @@ impl CudaWeights for Packed {
             n: self.n as i64,
             k: self.k as i64,
             dtype: dtype as i32,
-            slices: self.slices as i32,
+            clusters: self.clusters.into(),
+            overlap: call.stream.overlap().into(),
         };
         // SAFETY: the pointers are device memory of this device with the lengths that a `CudaCall` promises and the buffers'
         // shapes give; `x` and `y` are borrowed for the call, and a view's contract holds until the stream's work is done.

@@ -31,11 +31,12 @@ pub struct w8a16_static_call {
     pub n: i64,
     pub k: i64,
     pub dtype: i32,
-    pub slices: i32,
+    pub clusters: i32,
+    pub overlap: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of w8a16_static_call"][::std::mem::size_of::<w8a16_static_call>() - 72usize];
+    ["Size of w8a16_static_call"][::std::mem::size_of::<w8a16_static_call>() - 80usize];
     ["Alignment of w8a16_static_call"][::std::mem::align_of::<w8a16_static_call>() - 8usize];
     ["Offset of field: w8a16_static_call::weights"]
         [::std::mem::offset_of!(w8a16_static_call, weights) - 0usize];
@@ -48,8 +49,10 @@ const _: () = {
     ["Offset of field: w8a16_static_call::n"][::std::mem::offset_of!(w8a16_static_call, n) - 48usize];
     ["Offset of field: w8a16_static_call::k"][::std::mem::offset_of!(w8a16_static_call, k) - 56usize];
     ["Offset of field: w8a16_static_call::dtype"][::std::mem::offset_of!(w8a16_static_call, dtype) - 64usize];
-    ["Offset of field: w8a16_static_call::slices"]
-        [::std::mem::offset_of!(w8a16_static_call, slices) - 68usize];
+    ["Offset of field: w8a16_static_call::clusters"]
+        [::std::mem::offset_of!(w8a16_static_call, clusters) - 68usize];
+    ["Offset of field: w8a16_static_call::overlap"]
+        [::std::mem::offset_of!(w8a16_static_call, overlap) - 72usize];
 };
 unsafe extern "C" {
     pub fn w8a16_static_prepare() -> ::std::os::raw::c_int;

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use structure_core::{Refusal, Smoke};
 
-use crate::{BoundProj, DenseWeights, Rows, RowsMut, reference};
+use crate::{BoundProj, DenseWeights, Rows, RowsMut, decode_band, reference};
 
 /// How far a result may be from the exact one, by the length of its sum.
 ///
@@ -85,14 +85,14 @@ pub fn smoke(arm: &mut dyn BoundProj, bias: Option<&[f32]>) -> Result<Smoke, Ref
 
 /// Checks that row m of the output has the same bits whatever M is and whatever the other rows hold.
 ///
-/// `x` holds as many rows as the band takes. Each row is projected alone, then in every M of the band beside the others,
+/// `x` holds as many rows as the decode band takes. Each row is projected alone, then in every M of the band beside the others,
 /// then in the widest M beside rows of NaN, of infinities, of the largest BF16, and of zeros.
 ///
 /// # Errors
 /// [`Refusal::GateFailed`] for the first row whose bits change, or whatever a call says.
 pub fn row_invariance(proj: &mut dyn BoundProj, x: &[f32]) -> Result<(), Refusal> {
     let (n, k) = (proj.n(), proj.k());
-    let rows = proj.form().band.max;
+    let rows = proj.form().band.max.min(decode_band::BAND.max);
     let alone: Vec<Vec<u32>> =
         x.chunks_exact(k).map(|row| Ok(bits(&call(proj, row, 1)?))).collect::<Result<_, Refusal>>()?;
     let same = |proj: &dyn BoundProj, row: usize, beside: &str, results: &[f32]| match results

@@ -1,3 +1,4 @@
+use device::Workspace;
 use number_formats::nvfp4::ScaleMode;
 use structure_core::{Refusal, Registration};
 
@@ -15,6 +16,9 @@ pub struct Options<'a> {
     pub amax: Option<&'a [f32]>,
     /// Who divides the rows of a balanced variant by their balance.
     pub inverse_balance: InverseBalance,
+    /// Scratch memory on a GPU for calls of many rows, shared by all who are bound with it: what has a form of its own for
+    /// prompts uses it in calls on the workspace's stream. Without, such calls pass in decode bands, which is slower.
+    pub workspace: Option<&'a Workspace>,
 }
 
 /// Who divides the rows of a balanced variant by their balance.

@@ -3,12 +3,12 @@ use std::ops::Range;
 use device::{Buffer, Stream};
 use structure_core::{Form, Place, Receipt, Refusal};
 
-use crate::proj::check_call;
+use crate::proj::{check_band, check_call};
 use crate::{BoundProj, LinearProj, Rows, RowsData, RowsMut, RowsMutData};
 
 /// An implementation on a GPU, for a host whose rows are in host memory: every call copies up, projects and copies down.
 ///
-/// The copies cost more than a projection; this is for hosts that are not on the GPU themselves, and for tests.
+/// Calls of many rows go in parts. The copies cost more than a projection; this is for hosts that are not on the GPU themselves, and for tests.
 pub struct Staged<P> {
     proj: P,
     stream: Stream,
@@ -16,13 +16,24 @@ pub struct Staged<P> {
     y: Buffer<f32>,
 }
 
+/// Rows that are staged at a time, of bands that have more.
+const MAX_ROWS: usize = 64;
+
 impl<P: BoundProj> Staged<P> {
-    /// Stages calls of up to the implementation's band, on `stream`.
+    /// Stages calls on `stream`.
     ///
     /// # Errors
     /// [`Refusal::OutOfMemory`] when the staging buffers do not fit.
     pub fn new(proj: P, stream: &Stream) -> Result<Self, Refusal> {
-        let rows = proj.form().band.max;
+        let rows = proj.form().band.max.min(MAX_ROWS);
+        Self::with_rows(proj, stream, rows)
+    }
+
+    /// As [`new`](Self::new), with so many rows at a time.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_rows(proj: P, stream: &Stream, rows: usize) -> Result<Self, Refusal> {
         let x = Buffer::zeros(stream, &[rows, proj.k()])?;
         let y = Buffer::zeros(stream, &[rows, proj.n()])?;
         Ok(Staged { proj, stream: stream.clone(), x, y })
@@ -53,14 +64,20 @@ impl<P: BoundProj> LinearProj for Staged<P> {
                 seat: "staged from host memory".to_string(),
             });
         };
-        let m = x.rows();
-        let mut host_x = elements.to_f32();
-        host_x.resize(staged_x.len(), 0.0);
-        staged_x.copy_from_host(stream, &host_x)?;
-        let rows = Rows::device(staged_x.view().first(m * proj.k())?, stream, m, proj.k())?;
-        let results = RowsMut::device(staged_y.view_mut().first(m * proj.n())?, m, proj.n())?;
-        proj.project(rows, results)?;
-        out.write_f32(staged_y.to_host(stream)?.into_iter());
+        check_band(&proj.receipt().seat, x.rows(), proj.form().band)?;
+        let (n, k) = (proj.n(), proj.k());
+        let mut projected = Vec::with_capacity(x.rows() * n);
+        for part in elements.to_f32().chunks(staged_x.len()) {
+            let m = part.len() / k;
+            let mut host_x = part.to_vec();
+            host_x.resize(staged_x.len(), 0.0);
+            staged_x.copy_from_host(stream, &host_x)?;
+            let rows = Rows::device(staged_x.view().first(m * k)?, stream, m, k)?;
+            let results = RowsMut::device(staged_y.view_mut().first(m * n)?, m, n)?;
+            proj.project(rows, results)?;
+            projected.extend_from_slice(&staged_y.to_host(stream)?[..m * n]);
+        }
+        out.write_f32(projected.into_iter());
         Ok(())
     }
 }
