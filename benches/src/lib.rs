@@ -20,8 +20,11 @@ mod cuda;
 mod ffi;
 #[cfg(kernels_built)]
 pub mod gpu;
+pub mod peers;
 pub mod plot;
+pub mod protocol;
 pub mod random;
 pub mod results;
+pub mod table;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));

@@ -21,7 +21,7 @@ pub fn draw(results: &Results, id: &str, folder: &Path) -> Result<PathBuf> {
     let path = results.path(folder);
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let path = path.with_file_name(format!("{stem}-{}.svg", id.replace('/', "-")));
-    let rows: Vec<&Row> = results.rows.iter().filter(|row| row.id == id).collect();
+    let rows: Vec<&Row> = results.rows_of(id).collect();
     chart(results, id, &rows, &path).with_context(|| path.display().to_string())?;
     Ok(path)
 }

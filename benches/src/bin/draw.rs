@@ -10,7 +10,7 @@ fn main() -> Result<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../results");
     for results in Results::read_all(&folder)? {
         for id in results.ids() {
-            println!("{}", plot::draw(&results, &id, &folder)?.display());
+            println!("{}", plot::draw(&results, id, &folder)?.display());
         }
     }
     Ok(())
