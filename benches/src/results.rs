@@ -375,6 +375,7 @@ pub(crate) mod samples {
                 ours("linear_proj/w8a16_static", 1, 20.0),
                 Row { overlap: false, ..ours("linear_proj/w8a16_static", 1, 25.0) },
                 ours("linear_proj/w8a16_static", 16, 31.25),
+                ours("linear_proj/nvfp4_dynamic", 1, 50.0),
                 ours("linear_proj/nvfp4_dynamic", 2048, 64.0),
                 peer("cublas 13.1", "bf16", 1, 40.0),
                 peer("cublas 13.1", "bf16", 2048, 80.0),

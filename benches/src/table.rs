@@ -108,6 +108,7 @@ mod tests {
                 "IMPLEMENTATION N K M US FLOOR US FLOOR/TIME GB/S NO OVERLAP US BEST PEER US BEST PEER",
                 "linear_proj/w8a16_static 6250 2000 1 20.00 12.50 0.625 625 25.00 30.00 humming 0.1.20 w8a16",
                 "linear_proj/w8a16_static 6250 2000 16 31.25 12.50 0.400 400",
+                "linear_proj/nvfp4_dynamic 6250 2000 1 50.00 12.50 0.250 250",
                 "IMPLEMENTATION N K M US TFLOP/S BF16 TFLOP/S BF16 PEER BEST PEER TFLOP/S BEST PEER",
                 "linear_proj/nvfp4_dynamic 6250 2000 2048 64.00 800 640 cublas 13.1 bf16 400 humming 0.1.20 nvfp4_w4a16",
                 "not measured: gemlite 0.6 nvfp4_w4a16, rows: 35: NotImplementedError: no",
