@@ -24,6 +24,7 @@ pub mod peers;
 pub mod plot;
 pub mod protocol;
 pub mod random;
+pub mod readme;
 pub mod results;
 pub mod table;
 

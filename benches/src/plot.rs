@@ -15,15 +15,19 @@ const ROWS: [(usize, RGBColor); 3] =
 /// Peers are drawn at one row, as crosses in these greys.
 const GREYS: [RGBColor; 3] = [RGBColor(110, 110, 110), RGBColor(160, 160, 160), RGBColor(200, 200, 200)];
 
-/// Draws one implementation's rows, and those of peers with the same weights, to `folder/<gpu>-<id>.svg`, with `/` in the id
-/// as `-`.
+/// The picture of an implementation: `folder/<gpu>-<id>.svg`, with `/` in the id as `-`.
+pub fn path(results: &Results, id: &str, folder: &Path) -> PathBuf {
+    let path = results.path(folder);
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!("{stem}-{}.svg", id.replace('/', "-")))
+}
+
+/// Draws an implementation's rows, and those of peers with the same weights, to its [`path`].
 ///
 /// # Errors
 /// With the path, when the file cannot be written.
 pub fn draw(results: &Results, id: &str, folder: &Path) -> Result<PathBuf> {
-    let path = results.path(folder);
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-    let path = path.with_file_name(format!("{stem}-{}.svg", id.replace('/', "-")));
+    let path = path(results, id, folder);
     let rows: Vec<&Row> =
         results.rows_of(id).filter(|row| ROWS.iter().any(|(m, _)| row.m == Some(*m))).collect();
     chart(results, id, &rows, &path).with_context(|| path.display().to_string())?;

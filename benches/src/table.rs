@@ -30,19 +30,22 @@ pub fn tables(results: &Results) -> String {
     text.trim_end().to_string()
 }
 
-/// The columns that hold anything, under their headings.
+/// The columns that hold anything: their headings, and their cells row by row.
+pub(crate) fn filled<'a>(headings: &[&'a str], rows: &'a [Vec<String>]) -> (Vec<&'a str>, Vec<Vec<&'a str>>) {
+    let holds = |column: &usize| rows.iter().any(|row| !row[*column].is_empty());
+    let columns: Vec<usize> = (0..headings.len()).filter(holds).collect();
+    let cells = |row: &'a Vec<String>| columns.iter().map(|&column| row[column].as_str()).collect();
+    (columns.iter().map(|&column| headings[column]).collect(), rows.iter().map(cells).collect())
+}
+
 fn table(headings: &[&str], rows: Vec<Vec<String>>) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let holds = |column: &usize| rows.iter().any(|row| !row[*column].is_empty());
-    let columns: Vec<usize> = (0..headings.len()).filter(holds).collect();
+    let (headings, rows) = filled(headings, &rows);
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(columns.iter().map(|&column| headings[column]));
-    for row in &rows {
-        table.add_row(columns.iter().map(|&column| &row[column]));
-    }
+    table.set_header(headings).add_rows(rows);
     format!("{table}\n\n")
 }
 
