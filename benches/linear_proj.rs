@@ -143,14 +143,22 @@ mod on_gpu {
         for m in protocol::rows(n, k).filter(|&m| band.takes(m)) {
             let x = Buffer::from_host(stream, &benches::random::uniform_bf16(m * k, 2), &[m, k])?;
             let mut y = Buffer::<bf16>::zeros(stream, &[m, n])?;
-            let us = gpu::time(stream, copies, protocol::calls(copies, m), |copy| {
-                let output = RowsMut::device(y.view_mut(), m, n)?;
-                bound[copy].project(Rows::device(x.view(), stream, m, k)?, output)
-            })?;
             let bytes = (weight_bytes + m * (n + k) * size_of::<bf16>()) as f64;
-            let row = Row::new(&id, "project", us, bytes, read_gbs).of_projection(n, k, m);
-            eprintln!("{id} {n} x {k}, M = {m}: {us:.2} us, {:.3} of the floor", row.ratio);
-            rows.push(row);
+            for overlap in [true, false] {
+                if !overlap && !protocol::WITHOUT_OVERLAP.contains(&m) {
+                    continue;
+                }
+                stream.set_overlap(overlap);
+                let us = gpu::time(stream, copies, protocol::calls(copies, m), |copy| {
+                    let output = RowsMut::device(y.view_mut(), m, n)?;
+                    bound[copy].project(Rows::device(x.view(), stream, m, k)?, output)
+                })?;
+                stream.set_overlap(true);
+                let row = Row::new(&id, "project", us, bytes, read_gbs).of_projection(n, k, m);
+                let how = if overlap { "" } else { ", without overlap" };
+                eprintln!("{id} {n} x {k}, M = {m}{how}: {us:.2} us, {:.3} of the floor", row.ratio);
+                rows.push(Row { overlap, ..row });
+            }
         }
         Ok(rows)
     }

@@ -12,6 +12,9 @@ pub const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 2048];
 /// Up to here a call waits for its weights; of more rows, it waits for the arithmetic.
 pub const DECODE_ROWS: usize = 16;
 
+/// Rows of a call that are also measured without overlap of one kernel with the next.
+pub const WITHOUT_OVERLAP: [usize; 2] = [1, DECODE_ROWS];
+
 /// Bytes that rotating copies add up to at least, several times any L2.
 pub const ROTATE_BYTES: usize = 400_000_000;
 /// Decode calls of one graph, at least: enough that the graph's own launch does not show.
