@@ -35,13 +35,17 @@ __device__ __forceinline__ void cluster_sync() {
 }
 
 // Writes to where `local` would be in the shared memory of the cluster's block `rank`.
-__device__ __forceinline__ void store_to_rank(float *local, int rank, float value) {
+__device__ __forceinline__ void store_to_rank(uint32_t *local, int rank, uint32_t value) {
 #if HAS_CLUSTERS
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(local));
     uint32_t remote;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote), "r"(value) : "memory");
 #else
     *local = value;
 #endif
+}
+
+__device__ __forceinline__ void store_to_rank(float *local, int rank, float value) {
+    store_to_rank(reinterpret_cast<uint32_t *>(local), rank, __float_as_uint(value));
 }

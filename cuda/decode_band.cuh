@@ -3,33 +3,41 @@
 //
 // One tensor-core form serves every M: 16 weight rows (a row group) on the row side of the MMA, tokens on its 8 columns, two
 // column tiles for M > 8. A token's column meets the same weights in the same order whatever M is, so its bits do not
-// depend on the other rows. K is split over the blocks of a cluster and the warps of a block, by N and K alone; each warp
-// takes every fourth tile of its slice, and the partial sums are added in the order of slice and warp.
+// depend on the other rows. K is split over the blocks of a cluster into slices, and a slice over warps into four parts, by N and K
+// alone: a part has every fourth tile of its slice. A sum adds the parts of a slice in order, then the slices in order.
 //
 // What differs between the kernels of a format is only what does not show in the bits: how many row groups share one fetch of
-// the activations, and how many loads a lane has under way.
+// the activations, in a warp's registers or in a block's cache, and how many loads a lane has under way.
 //
 // A `Format` is passed to the kernel by value and has
 //   TILE_K                     k of one weight fragment of a lane; a multiple of 32
 //   Weights                    that fragment, in registers
-//   load(tile, lane)           the fragment of a lane in a tile of 16 rows by TILE_K; tiles of a row group lie one after another
+//   Cursor, at(tile, lane)     where a lane's fragments are, from a tile of 16 rows by TILE_K on; tiles of a row group lie one after
+//                              another; load(tiles) loads the fragment so many tiles on, advance(tiles) moves
 //   multiply(sum, w, x)        products of one tile with the activations of each column tile, into FP32 sums
-//   finish(total, m, n)        what becomes of the sum of row m and feature n
+//   finish(total, rows, m, n)  what becomes of the sum of row m and feature n
+// and `Rows`, likewise, has
+//   prepare(shape, begin, end, shared)  waits for the kernel before; activations begin to end of K will be asked for
+//   Cursor, at(m, k)           where a lane's activations are; load(at, tiles, vector, left) gives the eight of a vector so many tiles
+//                              on, advance(at, tiles) moves
 // Lane 4g + t holds weight rows g and g + 8 and the TILE_K / 4 activations of column g from t * TILE_K / 4 on. Which k a slot of
-// the MMA stands for is free as long as both sides agree, so each lane's k are consecutive.
+// the MMA stands for is free as long as both sides agree, so each lane's k are consecutive. A column that no token has holds
+// anything: its sums are left out.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <cuda_runtime.h>
 
 #include "cluster.cuh"
+#include "launch.cuh"
 #include "load.cuh"
 #include "mma.cuh"
 #include "rows.cuh"
 
 namespace decode_band {
 
-constexpr int WARPS = 4;    // warps of a block: how many ways it splits its slice of K
+constexpr int PARTS = 4;    // sums of a slice
 constexpr int GROUP = 16;   // output features of a row group
 constexpr int COLUMNS = 8;  // tokens of a column tile
 constexpr int MAX_ROWS = 2 * COLUMNS;
@@ -39,155 +47,200 @@ struct Shape {
     int64_t N, K;
     int M;
     int slice_bits;  // log2 of the blocks of a cluster
+    int rows_bytes;  // of shared memory that the rows take
 };
 
-// x: [M, K]; y: [M, N]; M <= 8 * ColumnTiles. A cluster owns `Groups` row groups, its block of rank r the r-th slice of K.
-template <typename Format, typename In, typename Out, int Groups, int InFlight, int ColumnTiles, bool Aligned>
-__global__ void __launch_bounds__(WARPS * 32)
-    project(const Format format, const Shape shape, const In *__restrict__ x, Out *__restrict__ y) {
-    constexpr int LANE_K = Format::TILE_K / 4, VECTORS = LANE_K / 8;
-    extern __shared__ float partial[];  // [slices * WARPS][M][16 * Groups / slices]
+// Rows in global memory, as they are. With `Whole`, K is a multiple of TILE_K and rows start on 16 bytes.
+template <typename T, int TILE_K, bool Whole>
+struct GlobalRows {
+    const T *x;  // [M, K]
+    int M;
+    int64_t K;
+
+    __device__ void prepare(const Shape &, int64_t, int64_t, char *) { wait_for_previous(); }
+
+    using Cursor = const T *;
+    // A token past the last is the first again.
+    __device__ Cursor at(int m, int64_t k) const { return x + (m < M ? m : 0) * K + k; }
+    // `left` activations are left of the row; zeros past its end.
+    __device__ static uint4 load(Cursor at, int tiles, int vector, int64_t left) {
+        return load_row8<Whole>(at + tiles * TILE_K + vector * 8, left);
+    }
+    __device__ static void advance(Cursor &at, int tiles) { at += tiles * TILE_K; }
+};
+
+// What a warp does with the tiles that its last step lacks: skipping them needs fewer registers, zeros in their place no branches.
+enum class Tail { Skip, Zero };
+
+// When a warp loads activations: with the weights of the step, or, to need fewer registers, each tile's when its weights have come.
+enum class Activations { Early, Late };
+
+// What distinguishes the kernels of a format, and does not show in the bits. A block has PARTS * NWarps warps, each with Groups row
+// groups; a step of a warp is InFlight tiles of each. MinBlocks, unless 0, is how many blocks a multiprocessor is to hold.
+template <int NWarps, int Groups, int InFlight, Tail Last, Activations When = Activations::Early, int MinBlocks = 0>
+struct Form {
+    static constexpr int N_WARPS = NWarps, GROUPS = Groups, IN_FLIGHT = InFlight, MIN_BLOCKS = MinBlocks;
+    static constexpr int THREADS = PARTS * NWarps * 32, FEATURES = GROUP * NWarps * Groups, STEP = InFlight * PARTS;
+    static constexpr bool ZERO = Last == Tail::Zero, LATE = When == Activations::Late;
+    static_assert(!ZERO || !LATE, "a tile without activations is skipped");
+};
+
+// y: [M, N]; M <= 8 * ColumnTiles. A block's warps split its slice of K into parts and its features among the rest of them. A cluster
+// owns the features of one block, its block of rank r the r-th slice of K.
+template <typename Form, typename Format, typename Rows, typename Out, int ColumnTiles>
+__global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
+    project(const Format format, const Shape shape, Rows rows, Out *__restrict__ y) {
+    constexpr int TILE_K = Format::TILE_K, LANE_K = TILE_K / 4, VECTORS = LANE_K / 8;
+    constexpr int GROUPS = Form::GROUPS, IN_FLIGHT = Form::IN_FLIGHT, FEATURES = Form::FEATURES;
+    extern __shared__ __align__(16) char shared[];  // what `rows` wants, then sums
+    let_next_start();
     cluster_arrive_relaxed();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % PARTS, n_warp = warp / PARTS;
     const int g = lane / 4, t = lane % 4;
     const int slices = 1 << shape.slice_bits, rank = blockIdx.x & (slices - 1);
-    const int64_t first_group = static_cast<int64_t>(blockIdx.x >> shape.slice_bits) * Groups;
+    const int64_t block_group = static_cast<int64_t>(blockIdx.x >> shape.slice_bits) * (Form::N_WARPS * GROUPS);
     const int64_t last_group = (shape.N - 1) / GROUP;
-    const int64_t tiles = (shape.K + Format::TILE_K - 1) / Format::TILE_K;
+    const int64_t tiles = (shape.K + TILE_K - 1) / TILE_K;
     const int64_t begin = (tiles * rank) >> shape.slice_bits, end = (tiles * (rank + 1)) >> shape.slice_bits;
+    const int64_t first = begin + part;
 
-    int64_t rows[Groups];  // past the last group its weights are read again, and their sums left out
+    typename Format::Cursor weights[GROUPS];  // past the last group its weights are read again, and their sums left out
 #pragma unroll
-    for (int r = 0; r < Groups; r++) rows[r] = min(first_group + r, last_group) * tiles;
+    for (int r = 0; r < GROUPS; r++)
+        weights[r] = format.at(min(block_group + n_warp * GROUPS + r, last_group) * tiles + first, lane);
 
-    float sum[Groups][ColumnTiles][4] = {};
-    for (int64_t first = begin + warp; first < end; first += WARPS * InFlight) {
-        typename Format::Weights w[InFlight][Groups];
-        uint4 in[InFlight][ColumnTiles][VECTORS];
+    typename Format::Weights w[IN_FLIGHT][GROUPS] = {};
+    const auto load_weights = [&](int64_t tile) {
 #pragma unroll
-        for (int i = 0; i < InFlight; i++)
+        for (int i = 0; i < IN_FLIGHT; i++)
 #pragma unroll
-            for (int r = 0; r < Groups; r++) {
-                const int64_t tile = first + i * WARPS;
-                w[i][r] = tile < end ? format.load(rows[r] + tile, lane) : typename Format::Weights{};
+            for (int r = 0; r < GROUPS; r++) {
+                if (tile + i * PARTS < end) w[i][r] = weights[r].load(i * PARTS);
+                else if (Form::ZERO) w[i][r] = {};
             }
 #pragma unroll
-        for (int i = 0; i < InFlight; i++)
+        for (int r = 0; r < GROUPS; r++) weights[r].advance(Form::STEP);
+    };
+    // Weights do not wait for the kernel before: the bus is busy while that one ends.
+    load_weights(first);
+    rows.prepare(shape, begin * TILE_K, end * TILE_K, shared);
+
+    float sum[GROUPS][ColumnTiles][4] = {};
+    typename Rows::Cursor x[ColumnTiles];
+#pragma unroll
+    for (int c = 0; c < ColumnTiles; c++) x[c] = rows.at(c * COLUMNS + g, first * TILE_K + t * LANE_K);
+
+#pragma unroll 1
+    for (int64_t tile = first; tile < end; tile += Form::STEP) {
+        uint4 in[IN_FLIGHT][ColumnTiles][VECTORS];
+        const auto load_rows = [&](int i) {
 #pragma unroll
             for (int c = 0; c < ColumnTiles; c++)
 #pragma unroll
-                for (int v = 0; v < VECTORS; v++) {
-                    const int64_t tile = first + i * WARPS, k = tile * Format::TILE_K + t * LANE_K + v * 8;
-                    const int m = c * COLUMNS + g;
-                    in[i][c][v] = m < shape.M && tile < end ? load_row8<Aligned>(x + m * shape.K, k, shape.K)
-                                                            : make_uint4(0, 0, 0, 0);
-                }
+                for (int v = 0; v < VECTORS; v++)
+                    in[i][c][v] = rows.load(x[c], i * PARTS, v, shape.K - (tile + i * PARTS) * TILE_K - t * LANE_K - v * 8);
+        };
+#pragma unroll
+        for (int i = 0; i < IN_FLIGHT && !Form::LATE; i++) {
+            if (tile + i * PARTS < end) load_rows(i);
+            else if (Form::ZERO) memset(in[i], 0, sizeof(in[i]));
+        }
         // No load moves down past here, so all of a step are under way together.
         __syncwarp();
 #pragma unroll
-        for (int i = 0; i < InFlight; i++)
+        for (int i = 0; i < IN_FLIGHT; i++) {
+            if (!Form::ZERO && tile + i * PARTS >= end) break;
+            if (Form::LATE) load_rows(i);
 #pragma unroll
-            for (int r = 0; r < Groups; r++) format.multiply(sum[r], w[i][r], in[i]);
+            for (int r = 0; r < GROUPS; r++) format.multiply(sum[r], w[i][r], in[i]);
+        }
+#pragma unroll
+        for (int c = 0; c < ColumnTiles; c++) rows.advance(x[c], Form::STEP);
+        load_weights(tile + Form::STEP);
     }
 
-    // Feature f is finished by rank f % slices. The lane holds tokens 2t and 2t + 1 of features g and g + 8.
-    const int finishes = (GROUP * Groups) >> shape.slice_bits;
-    float *mine = partial + (rank * WARPS + warp) * shape.M * finishes;
-    cluster_wait();
+    // The block's sum of its slice, parts in order, goes to the block of the cluster that finishes the feature: each finishes
+    // FEATURES / slices in a row. The lane holds tokens 2t and 2t + 1 of features g and g + 8.
+    float *parts = reinterpret_cast<float *>(shared + shape.rows_bytes);  // [PARTS][M][FEATURES]
+    float *whole = parts + PARTS * shape.M * FEATURES;                    // [slices][M][FEATURES / slices]
 #pragma unroll
-    for (int r = 0; r < Groups; r++)
+    for (int r = 0; r < GROUPS; r++)
 #pragma unroll
         for (int c = 0; c < ColumnTiles; c++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int feature = r * GROUP + g + i / 2 * 8, m = c * COLUMNS + t * 2 + i % 2;
-                float *local = mine + m * finishes + (feature >> shape.slice_bits);
-                if (m < shape.M) store_to_rank(local, feature & (slices - 1), sum[r][c][i]);
+                const int feature = (n_warp * GROUPS + r) * GROUP + g + i / 2 * 8, m = c * COLUMNS + t * 2 + i % 2;
+                if (m < shape.M) parts[(part * shape.M + m) * FEATURES + feature] = sum[r][c][i];
             }
+    __syncthreads();
+    cluster_wait();
+    const int finishes = FEATURES >> shape.slice_bits;
+#pragma unroll 1
+    for (unsigned index = threadIdx.x; index < static_cast<unsigned>(FEATURES * shape.M); index += Form::THREADS) {
+        float total = parts[index];
+#pragma unroll
+        for (int p = 1; p < PARTS; p++) total = __fadd_rn(total, parts[p * shape.M * FEATURES + index]);
+        const unsigned feature = index % FEATURES, m = index / FEATURES, owner = feature / finishes;
+        store_to_rank(whole + (rank * shape.M + m) * finishes + feature - owner * finishes, owner, total);
+    }
     cluster_sync();
 
-    for (int index = threadIdx.x; index < finishes * shape.M; index += WARPS * 32) {
-        const int feature = index % finishes, m = index / finishes;
-        const int64_t n = first_group * GROUP + (feature << shape.slice_bits) + rank;
+    // Slices in order.
+#pragma unroll 1
+    for (unsigned index = threadIdx.x; index < static_cast<unsigned>(finishes * shape.M); index += Form::THREADS) {
+        const unsigned m = index / finishes, feature = rank * finishes + index % finishes;
+        const int64_t n = block_group * GROUP + feature;
         if (n >= shape.N) continue;
-        float total = partial[index];
-        for (int part = 1; part < slices * WARPS; part++)
-            total = __fadd_rn(total, partial[part * shape.M * finishes + index]);
-        y[m * shape.N + n] = from_bf16<Out>(__float2bfloat16_rn(format.finish(total, m, n)));
+        float total = whole[index];
+#pragma unroll 1
+        for (int slice = 1; slice < slices; slice++)
+            total = __fadd_rn(total, whole[slice * shape.M * finishes + index]);
+        y[m * shape.N + n] = from_bf16<Out>(__float2bfloat16_rn(format.finish(total, rows, m, n)));
     }
 }
 
-template <typename Format, typename In, typename Out>
+// A kernel and what its launch must know of its form.
+template <typename Format, typename Rows, typename Out>
 struct Kernel {
-    void (*function)(Format, Shape, const In *, Out *);
-    int groups;
+    void (*function)(Format, Shape, Rows, Out *);
+    int threads, features;
 };
 
-template <typename Format, typename In, typename Out, int Groups, int InFlight, int ColumnTiles, bool Aligned = true>
-Kernel<Format, In, Out> make_kernel() {
-    return {project<Format, In, Out, Groups, InFlight, ColumnTiles, Aligned>, Groups};
-}
-
-// 792 blocks are six for each of an H200's 132 multiprocessors.
-inline int64_t waves(int64_t n, int slices) { return (n + GROUP - 1) / GROUP * slices / 792; }
-
-// The fastest of the kernels that were measured, by how many blocks there would be with one row group each. With few, one
-// group gives every multiprocessor work; with more, two or three make one wave of resident blocks out of them; with very many,
-// the last wave does not matter and one group has the least overhead. Two column tiles need more registers, so fewer loads.
-template <typename Format, typename In, typename Out>
-Kernel<Format, In, Out> choose(int64_t m, int64_t n, int64_t k, int slices) {
-    const bool wide = m > COLUMNS;
-    // Unaligned rows are rare and slow by nature: one kernel serves them.
-    if (k % 8 != 0)
-        return wide ? make_kernel<Format, In, Out, 1, 4, 2, false>() : make_kernel<Format, In, Out, 1, 4, 1, false>();
-    switch (waves(n, slices)) {
-        case 0: return wide ? make_kernel<Format, In, Out, 1, 4, 2>() : make_kernel<Format, In, Out, 1, 6, 1>();
-        case 1: return wide ? make_kernel<Format, In, Out, 2, 2, 2>() : make_kernel<Format, In, Out, 2, 4, 1>();
-        case 2: return wide ? make_kernel<Format, In, Out, 3, 1, 2>() : make_kernel<Format, In, Out, 3, 2, 1>();
-        default: return wide ? make_kernel<Format, In, Out, 3, 1, 2>() : make_kernel<Format, In, Out, 1, 4, 1>();
-    }
+template <typename Form, int ColumnTiles, typename Format, typename Rows, typename Out>
+Kernel<Format, Rows, Out> kernel() {
+    return {project<Form, Format, Rows, Out, ColumnTiles>, Form::THREADS, Form::FEATURES};
 }
 
 // Whether a call is one that the kernels take.
-inline bool takes(int64_t m, int64_t n, int64_t k, int slices) {
-    const bool cut = slices >= 1 && slices <= MAX_SLICES && (slices & (slices - 1)) == 0;
-    return m >= 1 && m <= MAX_ROWS && n >= 1 && k >= 1 && cut;
+inline bool takes(int64_t m, int64_t n, int64_t k) { return m >= 1 && m <= MAX_ROWS && n >= 1 && k >= 1; }
+
+inline int64_t groups(int64_t n) { return (n + GROUP - 1) / GROUP; }
+
+// Shared memory of at most what a kernel has without being given more.
+constexpr int64_t MAX_SHARED = 48 << 10;
+
+// `rows_bytes` is what the rows take of shared memory.
+template <typename Format, typename Rows, typename Out>
+cudaError_t launch(const Kernel<Format, Rows, Out> &kernel, const Format &format, const Rows &rows, int64_t rows_bytes, Out *y,
+                   int64_t m, int64_t n, int64_t k, int slices, bool overlap, cudaStream_t stream) {
+    const int64_t shared = rows_bytes + (PARTS + 1) * kernel.features * m * static_cast<int64_t>(sizeof(float));
+    if (shared > MAX_SHARED) return cudaErrorInvalidValue;
+    Launch launch = {};
+    launch.blocks = (n + kernel.features - 1) / kernel.features * slices;
+    launch.threads = kernel.threads;
+    launch.cluster = slices;
+    launch.shared = static_cast<size_t>(shared);
+    launch.overlap = overlap;
+    launch.stream = stream;
+    const Shape shape = {n, k, static_cast<int>(m), __builtin_ctz(slices), static_cast<int>(rows_bytes)};
+    return launch_kernel(launch, kernel.function, format, shape, rows, y);
 }
 
-template <typename Format, typename In, typename Out>
-cudaError_t launch(const Format &format, const In *x, Out *y, int64_t m, int64_t n, int64_t k, int slices,
-                   cudaStream_t stream) {
-    const Kernel<Format, In, Out> kernel = choose<Format, In, Out>(m, n, k, slices);
-    const int64_t features = GROUP * kernel.groups;
-    const int64_t blocks = (n + features - 1) / features * slices;
-
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = static_cast<unsigned>(slices);
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(WARPS * 32);
-    config.dynamicSmemBytes = WARPS * features * m * sizeof(float);
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = slices > 1 ? 1 : 0;
-    const Shape shape = {n, k, static_cast<int>(m), __builtin_ctz(slices)};
-    return cudaLaunchKernelEx(&config, kernel.function, format, shape, x, y);
-}
-
-// Loads every kernel that `choose` may choose into the current context.
-template <typename Format, typename In, typename Out>
-cudaError_t prepare() {
-    for (int64_t m : {1, MAX_ROWS})
-        for (int64_t k : {1, 8})
-            for (int64_t wave : {0, 1, 2, 3}) {
-                cudaFuncAttributes attributes;
-                const auto kernel = choose<Format, In, Out>(m, wave * 792 * GROUP, k, 1);
-                const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel.function);
-                if (error != cudaSuccess) return error;
-            }
-    return cudaSuccess;
+// Loads a kernel into the current context.
+template <typename Function>
+cudaError_t load(Function *function) {
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, function);
 }
 
 }  // namespace decode_band

@@ -32,22 +32,20 @@ struct alignas(16) Bf16x8 {
     __nv_bfloat16 value[8];
 };
 
-// Activations k to k + 7 of a row of K elements, zero past its end. With `Aligned`, K is a multiple of 8 and the row starts
-// on 16 bytes, so the eight are all inside or all outside and come in 16-byte loads.
-template <bool Aligned, typename T>
-__device__ __forceinline__ uint4 load_row8(const T *row, int64_t k, int64_t K) {
+// Eight activations from `row` on, `left` of which there are; zeros past those. With `Whole`, all eight are there and start on 16 bytes.
+template <bool Whole, typename T>
+__device__ __forceinline__ uint4 load_row8(const T *row, int64_t left) {
     Bf16x8 out;
-    if constexpr (Aligned) {
-        if (k >= K) return make_uint4(0, 0, 0, 0);
+    if constexpr (Whole) {
         alignas(16) T in[8];
 #pragma unroll
         for (int i = 0; i < static_cast<int>(sizeof(in) / 16); i++)
-            reinterpret_cast<uint4 *>(in)[i] = load_cached(reinterpret_cast<const uint4 *>(row + k) + i);
+            reinterpret_cast<uint4 *>(in)[i] = load_cached(reinterpret_cast<const uint4 *>(row) + i);
 #pragma unroll
         for (int i = 0; i < 8; i++) out.value[i] = to_bf16(in[i]);
     } else {
 #pragma unroll
-        for (int i = 0; i < 8; i++) out.value[i] = k + i < K ? to_bf16(row[k + i]) : __float2bfloat16_rn(0.0f);
+        for (int i = 0; i < 8; i++) out.value[i] = i < left ? to_bf16(row[i]) : __float2bfloat16_rn(0.0f);
     }
     return *reinterpret_cast<const uint4 *>(&out);
 }

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use device::{CudaDevice, Device, Stream};
 use libtest_mimic::Trial;
-use linear_proj::{Bind, BoundProj, DenseWeights, Staged};
+use linear_proj::{Bind, BoundProj, DenseWeights, Options, Staged};
 use structure_core::Refusal;
 
 /// Where a trial runs.
@@ -31,7 +31,7 @@ impl Arm {
         }
     }
 
-    /// Binds `w` `[N, K]` to a variant, as it is.
+    /// Binds `w` `[N, K]` to a variant, as it is; to one that needs a calibration with an [uneven one](uneven_amax).
     pub fn bind(
         &self,
         variant: &str,
@@ -40,7 +40,20 @@ impl Arm {
         bias: Option<&[f32]>,
     ) -> Result<Box<dyn BoundProj>, Refusal> {
         let weights = DenseWeights::from_f32(n, w.len() / n.max(1), w)?;
-        structures::linear_proj(variant)?.bind(&Bind { seat: "seat", weights, bias, device: &self.device })
+        let amax = uneven_amax(weights.k());
+        self.bind_with(variant, weights, bias, &Options { amax: Some(&amax), ..Options::default() })
+    }
+
+    /// Binds weights of any form with options, as they are.
+    pub fn bind_with(
+        &self,
+        variant: &str,
+        weights: DenseWeights<'_>,
+        bias: Option<&[f32]>,
+        options: &Options<'_>,
+    ) -> Result<Box<dyn BoundProj>, Refusal> {
+        let bind = Bind { seat: "seat", weights, bias, device: &self.device };
+        structures::linear_proj(variant)?.bind_with(&bind, options)
     }
 
     /// Binds so that it takes host rows: through staging on a GPU.
@@ -51,12 +64,21 @@ impl Arm {
         n: usize,
         bias: Option<&[f32]>,
     ) -> Box<dyn BoundProj> {
-        let proj = self.bind(variant, w, n, bias).unwrap();
+        self.staged(self.bind(variant, w, n, bias).unwrap())
+    }
+
+    /// What takes host rows: `proj` itself, or on a GPU its staging.
+    pub fn staged(&self, proj: Box<dyn BoundProj>) -> Box<dyn BoundProj> {
         match &self.device {
             Device::Cpu => proj,
             Device::Cuda(_) => Box::new(Staged::new(proj, &self.stream()).unwrap()),
         }
     }
+}
+
+/// Magnitudes of input channels whose balance is clamped at both ends and takes many values between.
+pub fn uneven_amax(k: usize) -> Vec<f32> {
+    (0..k).map(|k| if k % 29 == 7 { 300.0 } else { (k * 37 % 101) as f32 / 10.0 }).collect()
 }
 
 /// The same trial on the CPU arm and on the GPU arm.

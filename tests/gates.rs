@@ -2,14 +2,17 @@
 
 use half::{bf16, f16};
 use libtest_mimic::Trial;
-use linear_proj::{BoundProj, Rows, RowsMut, gates};
+use linear_proj::{BoundProj, DenseWeights, Options, Rows, RowsMut, ScaleMode, gates};
+use number_formats::nvfp4::{Nvfp4Tensor, Nvfp4View};
+use number_formats::relative_l2;
 
 use crate::arm::{Arm, on_each_arm, on_gpu};
 use crate::random::Random;
 
 const W8A16: &str = "w8a16_static";
 const NVFP4: &str = "nvfp4_dynamic";
-const VARIANTS: &[&str] = &[W8A16, NVFP4];
+const BALANCE: &str = "nvfp4_balance";
+pub const VARIANTS: &[&str] = &[W8A16, NVFP4, BALANCE];
 
 /// N and K: the smallest, odd ones, those at and beside tile edges, every projection shape of the tiny hosts, and one of
 /// each way in which a kernel may cut K and group rows, which goes by N.
@@ -53,13 +56,16 @@ pub fn trials() -> Vec<Trial> {
         on_each_arm("row_types_agree", row_types_agree),
         on_each_arm("nvfp4::exact_sums_are_exact", nvfp4_exact_sums_are_exact),
         on_each_arm("nvfp4::a_zero_block_beside_others", nvfp4_zero_blocks),
+        on_each_arm("nvfp4::single_level_globals_are_one", nvfp4_single_level),
         on_each_arm("w8a16::weights_are_within_half_a_step", weights_are_within_half_a_step),
     ]
     .into_iter()
     .flatten()
     .chain([
         on_gpu("holds_the_cpu_arms_weights", holds_the_cpu_arms_weights),
-        on_gpu("nvfp4::quantises_as_the_cpu_arm_does", nvfp4_quantises_as_the_cpu_arm_does),
+        on_gpu("nvfp4::quantises_as_the_cpu_arm_does", |arm| quantises_as_the_cpu_arm_does(arm, NVFP4)),
+        on_gpu("balance::quantises_as_the_cpu_arm_does", |arm| quantises_as_the_cpu_arm_does(arm, BALANCE)),
+        on_gpu("more_elements_than_32_bits_count", more_elements_than_32_bits_count),
     ])
     .collect()
 }
@@ -306,15 +312,57 @@ fn nvfp4_zero_blocks(arm: &Arm) {
     assert!(y.chunks(n).all(|row| row[0] == 0.0), "a feature of zeros");
 }
 
+/// With block scales alone a row's global is 1: what is small is lost, what is large saturates, and the receipt says so.
+fn nvfp4_single_level(arm: &Arm) {
+    let (n, k) = (48, 512);
+    let mut random = Random::new(59);
+    let w = random.normals(n * k, 0.05);
+    let weights = DenseWeights::from_f32(n, k, &w).unwrap();
+    let options = Options { scale_mode: ScaleMode::SingleLevel, ..Options::default() };
+    let mut proj = arm.staged(arm.bind_with(NVFP4, weights, None, &options).unwrap());
+    let formats = proj.receipt().formats;
+    assert_eq!(formats.weights, "NVFP4 single-level");
+    assert!(formats.activations.starts_with("NVFP4 single-level per row"), "{}", formats.activations);
+
+    let expected = Nvfp4Tensor::quantize_weight(&w, n, k, ScaleMode::SingleLevel).unwrap();
+    let mut values = vec![0f32; n * k];
+    expected.dequantize(&mut values).unwrap();
+    assert_eq!(proj.dequantized(0..n).unwrap(), values);
+
+    let x = random.normals(16 * k, 1.0);
+    gates::against_reference(proj.as_mut(), None, &x, 16, 0..n).unwrap();
+    gates::row_invariance(proj.as_mut(), &x).unwrap();
+    // Weights as small as those of large models have subnormal scales, or none.
+    let small = random.normals(n * k, 0.002);
+    let error = |scale_mode| {
+        let weights = DenseWeights::from_f32(n, k, &small).unwrap();
+        let options = Options { scale_mode, ..Options::default() };
+        arm.bind_with(NVFP4, weights, None, &options).unwrap().receipt().conversion_error
+    };
+    let (two_level, single_level) = (error(ScaleMode::TwoLevel), error(ScaleMode::SingleLevel));
+    assert!(
+        two_level < 0.12 && single_level > 2.0 * two_level,
+        "{two_level} two-level, {single_level} single-level"
+    );
+
+    // Every block's largest magnitude is at most 6 * 2^-10, so its scale rounds to zero.
+    let small = vec![0.0058; k];
+    assert!(project(proj.as_mut(), &small, 1).iter().all(|&y| y == 0.0), "small rows are lost");
+    // Saturated at 2688 each, so no larger than that row.
+    let (large, limit) = (vec![1e6; k], vec![2688.0; k]);
+    assert_eq!(project(proj.as_mut(), &large, 1), project(proj.as_mut(), &limit, 1), "large rows saturate");
+}
+
 /// With the identity for weights a result is one element of the quantised row, so its bits show what the quantiser made of it:
 /// random rows, ties between codes, subnormal scales, blocks of zeros, of tiny and of huge numbers.
-fn nvfp4_quantises_as_the_cpu_arm_does(arm: &Arm) {
+fn quantises_as_the_cpu_arm_does(arm: &Arm, variant: &str) {
     let k = 256;
     let identity: Vec<f32> = (0..k * k).map(|i| if i / k == i % k { 1.0 } else { 0.0 }).collect();
-    let mut cpu = Arm::cpu().bind_staged(NVFP4, &identity, k, None);
-    let mut gpu = arm.bind_staged(NVFP4, &identity, k, None);
+    let mut cpu = Arm::cpu().bind_staged(variant, &identity, k, None);
+    let mut gpu = arm.bind_staged(variant, &identity, k, None);
     let mut random = Random::new(53);
-    for deviation in [1.0, 1e-38, 1e-20, 1e-3, 1e20, 3e37] {
+    // A balance may multiply the largest of these by 4, and weights by 4 again.
+    for deviation in [1.0, 1e-38, 1e-20, 1e-3, 1e20, 3e36] {
         for round in 0..20 {
             let mut x = random.normals(16 * k, deviation);
             // Every eighth of a row's largest sixth: codes and the midpoints between them.
@@ -330,6 +378,42 @@ fn nvfp4_quantises_as_the_cpu_arm_does(arm: &Arm) {
             let differs = cpu.iter().zip(&gpu).position(|(cpu, gpu)| cpu.to_bits() != gpu.to_bits());
             assert_eq!(differs, None, "deviation {deviation}: the first element that differs");
             assert!(cpu.iter().all(|y| y.is_finite()), "deviation {deviation}");
+        }
+    }
+}
+
+/// N times K is 2^32: every offset that is counted in 32 bits goes wrong. The weights are NVFP4 in which a pattern of a prime
+/// length repeats, so that every row differs from its neighbours and from those 2^31 elements away.
+fn more_elements_than_32_bits_count(arm: &Arm) {
+    const NEEDED: u64 = 12 << 30;
+    let (n, k) = (262_144, 16_384);
+    let free = arm.stream().device().memory().unwrap().free;
+    if free < NEEDED {
+        eprintln!(
+            "more_elements_than_32_bits_count is skipped: {free} bytes of device memory are free, it needs {NEEDED}"
+        );
+        return;
+    }
+    let repeated = |period: usize, len: usize, byte: fn(usize) -> u8| {
+        let pattern: Vec<u8> = (0..period).map(byte).collect();
+        let mut bytes = pattern.repeat(len.div_ceil(period));
+        bytes.truncate(len);
+        bytes
+    };
+    let codes = repeated(65_521, n * k / 2, |i| (i * 167 % 251) as u8);
+    let scales = repeated(65_519, n * k / 16, |i| (40 + i * 31 % 37) as u8);
+    let view = Nvfp4View::new(&codes, &scales, n, k, 2f32.powi(-6)).unwrap();
+    let x = Random::new(71).normals(k, 1.0);
+    for variant in [NVFP4, W8A16] {
+        let weights = DenseWeights::from_nvfp4(view);
+        let mut proj = arm.staged(arm.bind_with(variant, weights, None, &Options::default()).unwrap());
+        for first in [0, n / 2 - 32, n / 2 + 12_345, n - 64] {
+            gates::against_reference(proj.as_mut(), None, &x, 1, first..first + 64).unwrap();
+            let mut row = vec![0f32; k];
+            view.decode_row(first, &mut row);
+            let held = proj.dequantized(first..first + 1).unwrap();
+            let error = relative_l2(row, held);
+            assert!(if variant == NVFP4 { error == 0.0 } else { error < 2e-2 }, "row {first}: {error}");
         }
     }
 }

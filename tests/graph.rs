@@ -20,7 +20,7 @@ fn replay_is_eager(arm: &Arm) {
     const TAIL: usize = 4096;
     let poison = bf16::from_bits(0x7f7f);
     let stream = arm.stream();
-    let cases = [("w8a16_static", 33), ("w8a16_static", 256), ("nvfp4_dynamic", 272)];
+    let cases = [("w8a16_static", 33), ("w8a16_static", 256), ("nvfp4_dynamic", 272), ("nvfp4_balance", 272)];
     for (n, (variant, k)) in [17, 1280, 6].into_iter().flat_map(|n| cases.map(|case| (n, case))) {
         let mut random = Random::new(41);
         let w = random.normals(n * k, 0.05);

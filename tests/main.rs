@@ -4,7 +4,9 @@
 //! instead. The checkpoints are looked for in `$STRUCTURES_ASSETS`, else in `assets/` of the checkout.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that cannot go on fails")]
 
+mod adoption;
 mod arm;
+mod balance;
 mod faults;
 mod gates;
 mod graph;
@@ -20,6 +22,8 @@ fn main() {
     let trials: Vec<Trial> = [
         registry::trials(),
         gates::trials(),
+        adoption::trials(),
+        balance::trials(),
         seats::trials(),
         graph::trials(),
         faults::trials(),

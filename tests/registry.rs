@@ -7,7 +7,10 @@ pub fn trials() -> Vec<Trial> {
         Trial::test("registry::the_exact_set", || {
             let ids: Vec<String> =
                 structures::list().unwrap().iter().map(|registration| registration.id.to_string()).collect();
-            assert_eq!(ids, ["linear_proj/nvfp4_dynamic", "linear_proj/w8a16_static"]);
+            assert_eq!(
+                ids,
+                ["linear_proj/nvfp4_balance", "linear_proj/nvfp4_dynamic", "linear_proj/w8a16_static"]
+            );
             Ok(())
         }),
         Trial::test("registry::an_exported_entry_is_the_registered_one", || {
@@ -19,7 +22,7 @@ pub fn trials() -> Vec<Trial> {
             let refusal = structures::get("linear_proj", "nope").unwrap_err().to_string();
             assert_eq!(
                 refusal,
-                "unknown variant `nope` of linear_proj; linked here: nvfp4_dynamic, w8a16_static"
+                "unknown variant `nope` of linear_proj; linked here: nvfp4_balance, nvfp4_dynamic, w8a16_static"
             );
             let refusal = structures::get("nope", "nope").unwrap_err().to_string();
             assert!(refusal.starts_with("unknown structure `nope`; linked here: linear_proj ("), "{refusal}");

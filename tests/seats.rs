@@ -5,6 +5,7 @@ use linear_proj::{LinearProj, Rows, RowsData, RowsMut, RowsMutData, Seat, dot};
 use structure_core::{GuardMode, MISSES_BEFORE_DETACH, Refusal};
 
 use crate::arm::{Arm, on_each_arm};
+use crate::gates::VARIANTS;
 use crate::random::Random;
 
 const N: usize = 24;
@@ -12,7 +13,10 @@ const K: usize = 80;
 
 pub fn trials() -> Vec<Trial> {
     [
-        on_each_arm("seat::serves_dispatches_and_detaches", serves_dispatches_and_detaches),
+        on_each_arm("seat::serves_dispatches_and_detaches", |arm| {
+            VARIANTS.iter().for_each(|variant| serves_dispatches_and_detaches(arm, variant));
+        }),
+        on_each_arm("seat::an_implementation_may_refuse_to_fall_back", an_implementation_may_refuse),
         on_each_arm("seat::falls_back_and_hands_itself_back", falls_back_and_hands_itself_back),
         on_each_arm("seat::strict_refuses", strict_refuses),
         on_each_arm("seat::without_a_host_refuses", without_a_host_refuses),
@@ -46,10 +50,10 @@ impl LinearProj for HostForm {
     }
 }
 
-fn seat(arm: &Arm, mode: GuardMode) -> (Seat, Vec<f32>) {
+fn seat(arm: &Arm, variant: &str, mode: GuardMode) -> (Seat, Vec<f32>) {
     let w = Random::new(7).normals(N * K, 0.2);
     let mut seat = Seat::new("seat", Box::new(HostForm { w: w.clone() }));
-    seat.bind(arm.bind_staged("w8a16_static", &w, N, None), mode).unwrap();
+    seat.bind(arm.bind_staged(variant, &w, N, None), mode).unwrap();
     (seat, w)
 }
 
@@ -60,8 +64,8 @@ fn call(seat: &mut Seat, x: &[f32], width: usize) -> Result<Vec<f32>, Refusal> {
     Ok(y)
 }
 
-fn serves_dispatches_and_detaches(arm: &Arm) {
-    let (mut seat, w) = seat(arm, GuardMode::Fallback);
+fn serves_dispatches_and_detaches(arm: &Arm, variant: &str) {
+    let (mut seat, w) = seat(arm, variant, GuardMode::Fallback);
     let x = Random::new(8).normals(17 * K, 1.0);
     let mut host = Seat::new("host", Box::new(HostForm { w }));
     let (host_one, host_many) = (call(&mut host, &x[..K], K).unwrap(), call(&mut host, &x, K).unwrap());
@@ -69,7 +73,7 @@ fn serves_dispatches_and_detaches(arm: &Arm) {
     assert_ne!(call(&mut seat, &x[..K], K).unwrap(), host_one, "one row is the implementation's");
     assert_eq!(call(&mut seat, &x, K).unwrap(), host_many, "seventeen are the host's");
     let (_, id, ledger) = seat.ledger_row().unwrap();
-    assert_eq!(id.to_string(), "linear_proj/w8a16_static");
+    assert_eq!(id.to_string(), format!("linear_proj/{variant}"));
     assert_eq!((ledger.calls, ledger.served, ledger.dispatched_by_band), (2, 1, 1));
     assert!(ledger.is_clean());
 
@@ -79,7 +83,13 @@ fn serves_dispatches_and_detaches(arm: &Arm) {
 }
 
 fn falls_back_and_hands_itself_back(arm: &Arm) {
-    let (mut seat, _) = seat(arm, GuardMode::Fallback);
+    for variant in ["w8a16_static", "nvfp4_balance"] {
+        falls_back(arm, variant);
+    }
+}
+
+fn falls_back(arm: &Arm, variant: &str) {
+    let (mut seat, _) = seat(arm, variant, GuardMode::Fallback);
     let narrow = Random::new(9).normals(K - 1, 1.0);
     for miss in 1..=MISSES_BEFORE_DETACH {
         call(&mut seat, &narrow, K - 1).unwrap();
@@ -93,8 +103,18 @@ fn falls_back_and_hands_itself_back(arm: &Arm) {
     assert_eq!(seat.ledger_row().unwrap().2, before, "a detached seat is the host's, and counts no more");
 }
 
+/// `nvfp4_dynamic` says so itself, so the seat's own mode does not matter.
+fn an_implementation_may_refuse(arm: &Arm) {
+    for mode in [GuardMode::Fallback, GuardMode::Strict] {
+        let (mut seat, _) = seat(arm, "nvfp4_dynamic", mode);
+        let refusal = call(&mut seat, &[0.0; K - 1], K - 1).unwrap_err().to_string();
+        let policy = "the implementation refuses what it was not bound for";
+        assert_eq!(refusal, format!("seat: rows have K = 79, bound for K = 80; {policy}"));
+    }
+}
+
 fn strict_refuses(arm: &Arm) {
-    let (mut seat, _) = seat(arm, GuardMode::Strict);
+    let (mut seat, _) = seat(arm, "w8a16_static", GuardMode::Strict);
     let refusal = call(&mut seat, &[0.0; K - 1], K - 1).unwrap_err().to_string();
     assert_eq!(refusal, "seat: rows have K = 79, bound for K = 80; the seat is strict");
     call(&mut seat, &[1.0; 17 * K], K).expect("the plan for many rows is no miss");

@@ -20,23 +20,30 @@ enum {
 /* y[m, n] = bf16(global * globals[m] * sum over k of w[n, k] * xq[m, k] + bias[n]), where w and xq are E2M1 times E4M3 and xq is
  * bf16(x[m]) quantised. All pointers are device addresses aligned to 16 bytes, all tensors row-major and contiguous. */
 typedef struct {
-    const void *codes;   /* E2M1 [ceil(N / 16), ceil(K / 64), 32 lanes, 16 bytes], packed as src/pack.rs says */
-    const void *scales;  /* UE4M3 [ceil(N / 16), ceil(K / 64), 32 lanes, 2] */
-    const float *bias;   /* [N], or null for none */
-    const void *x;       /* [M, K] of dtype */
-    void *y;             /* [M, N] of dtype */
-    void *quantised;     /* scratch: BF16 [M, K], each element E2M1 times E4M3 */
-    float *globals;      /* scratch: [M] */
-    float global;        /* the weights' global scale, a multiplier */
-    int64_t m;           /* 1 to 16 */
-    int64_t n;           /* at least 1 */
-    int64_t k;           /* a multiple of 16 */
-    int32_t dtype;       /* one of the above */
-    int32_t slices;      /* into how many parts K is cut: 1, 2, 4 or 8, and 1 before sm_90; the same for every M */
+    const void *codes;       /* E2M1 [ceil(N / 16), ceil(K / 64), 32 lanes, 16 bytes], packed as linear-proj-nvfp4's tiles.rs says */
+    const void *scales;      /* [ceil(N / 16), ceil(K / 64), 32 lanes, 2], packed likewise */
+    const float *bias;       /* [N], or null for none */
+    const void *x;           /* [M, K] of dtype */
+    void *y;                 /* [M, N] of dtype */
+    void *scratch;           /* as many bytes as nvfp4_dynamic_scratch_bytes says */
+    float global;            /* the weights' global scale, a multiplier */
+    int32_t single_level;    /* whether the rows' global scales are 1 */
+    int64_t m;               /* at least 1 */
+    int64_t n;               /* at least 1 */
+    int64_t k;               /* a multiple of 16 */
+    int32_t dtype;           /* one of the above */
+    int32_t clusters;        /* whether the device has thread-block clusters: sm_90 on */
+    int32_t multiprocessors; /* of a device whose code has the prefill band (sm_90a), else 0: the decode band then takes all rows */
+    int32_t overlap;         /* whether the first kernel may start before the one before it in the stream is over: sm_90 on */
 } nvfp4_dynamic_call;
 
-/* Loads the kernels into the current context, so that no later call does. Returns a cudaError_t. */
-int nvfp4_dynamic_prepare(void);
+/* Loads the kernels into the current context, so that no later call does; those of the prefill band where asked. Returns a
+ * cudaError_t. */
+int nvfp4_dynamic_prepare(int prefill);
+
+/* How many bytes of scratch memory a call of m rows takes. Calls of fewer rows take no more, but for those of 32 and less, which all take
+ * as much as each other. */
+int64_t nvfp4_dynamic_scratch_bytes(int64_t m, int64_t k, int multiprocessors);
 
 /* Queues the quantiser and the projection on the stream. Returns a cudaError_t. */
 int nvfp4_dynamic_project(const nvfp4_dynamic_call *call, cudaStream_t stream);

@@ -2,13 +2,14 @@
 //!
 //! 4.5 bits a weight, so little over a quarter of the bytes of BF16. Both sides are E2M1 codes in blocks of 16 along K under
 //! UE4M3 scales, with one FP32 global scale for the weights and one for each row
-//! ([`number_formats::nvfp4`] has the quantiser). With `w` and `xq` standing for E2M1 times E4M3:
+//! ([`linear_proj_nvfp4`] has what it shares with other NVFP4 variants). With `w` and `xq` standing for E2M1 times E4M3:
 //!
 //! `y[m, n] = bf16(global * globals[m] * sum over k of w[n, k] * xq[m, k] + bias[n])`
 //!
 //! Products are exact, sums are FP32 in one fixed order, the global scales are multiplied in FP64, and the result is rounded to
 //! FP32 before the bias and to BF16 after it. Rows are rounded to BF16 before they are quantised. A row that is not finite
-//! gives a row of NaN. Serves M of 1 to 16 itself, row-invariantly; a call that is not of the bound form is refused.
+//! gives a row of NaN. [`Options`](linear_proj::Options) may set all global scales to 1, and weights that are NVFP4 already are taken
+//! over as they are. Serves M of 1 to 16 itself, row-invariantly; a call that is not of the bound form is refused.
 //!
 //! ```
 //! use device::Device;
@@ -37,33 +38,15 @@ mod cpu;
 mod cuda;
 #[cfg(kernels_built)]
 mod ffi;
-mod pack;
 
-use linear_proj::{Factory, STRUCTURE, decode_band};
-use number_formats::nvfp4::BLOCK;
-use structure_core::{
-    Bound, DType, DimBound, Envelope, Fallback, Formats, Registration, StructureId, register,
-};
+use linear_proj::{Factory, STRUCTURE};
+use linear_proj_nvfp4::ENVELOPE;
+use structure_core::{Fallback, Formats, Registration, StructureId, register};
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// This implementation's id.
 pub const ID: StructureId = StructureId { structure: STRUCTURE, variant: "nvfp4_dynamic" };
-
-/// Types that rows and weights may come in.
-const DTYPES: &[DType] = &[DType::BF16, DType::F16, DType::F32];
-
-/// What it takes: any N, and whole blocks along K. The upper bounds keep a CUDA grid and a row's 64-bit offsets far from
-/// their ends.
-const ENVELOPE: Envelope = Envelope {
-    dims: &[
-        DimBound { name: "N", bound: Bound { min: 1, max: 1 << 31, multiple_of: 1 } },
-        DimBound { name: "K", bound: Bound { min: BLOCK as u64, max: 1 << 24, multiple_of: BLOCK as u64 } },
-    ],
-    weight_dtypes: DTYPES,
-    row_dtypes: DTYPES,
-    band: decode_band::BAND,
-};
 
 static FACTORY: Factory = Factory { bind: bind::bind };
 

@@ -14,7 +14,13 @@ struct Int8PerChannel {
     const float *scales;   // [N]
     const float *bias;     // [N], or null
 
-    __device__ Weights load(int64_t tile, int lane) const { return load_streaming(weights + tile * 32 + lane); }
+    struct Cursor {
+        const uint4 *weights;
+
+        __device__ Weights load(int tiles) const { return load_streaming(weights + tiles * 32); }
+        __device__ void advance(int tiles) { weights += tiles * 32; }
+    };
+    __device__ Cursor at(int64_t tile, int lane) const { return {weights + tile * 32 + lane}; }
 
     // The weights are converted once for all column tiles.
     template <int ColumnTiles>
@@ -30,31 +36,81 @@ struct Int8PerChannel {
         }
     }
 
-    __device__ float finish(float total, int, int64_t n) const {
+    template <typename Rows>
+    __device__ float finish(float total, const Rows &, int, int64_t n) const {
         total = __fmul_rn(scales[n], total);
         return bias == nullptr ? total : __fadd_rn(total, bias[n]);
     }
 };
 
-template <typename T>
+using decode_band::Form;
+using decode_band::Tail;
+
+// Into how many slices K is cut: more where N alone gives too few blocks to keep the memory bus busy. By N alone, so that the order of a
+// sum does not depend on M.
+int slices(int64_t n) {
+    const int64_t groups = decode_band::groups(n);
+    return groups <= 64 ? 8 : groups <= 512 ? 4 : groups <= 960 ? 2 : 1;
+}
+
+// The fastest forms of those that were measured on an H200. With few row groups a block has one, and many loads under way; with more,
+// groups share activations; with very many, the last wave does not matter and one group has the least overhead. Two column tiles need
+// more registers, so fewer loads.
+template <typename T, bool Whole>
+auto choose(int64_t m, int64_t n) {
+    using Rows = decode_band::GlobalRows<T, Int8PerChannel::TILE_K, Whole>;
+    const auto kernel = [m](auto narrow, auto wide) {
+        return m > decode_band::COLUMNS ? decode_band::kernel<decltype(wide), 2, Int8PerChannel, Rows, T>()
+                                        : decode_band::kernel<decltype(narrow), 1, Int8PerChannel, Rows, T>();
+    };
+    // Rows that are not whole tiles are rare and slow by nature: one form serves them.
+    if constexpr (!Whole) return kernel(Form<1, 1, 4, Tail::Zero>(), Form<1, 1, 4, Tail::Zero>());
+    switch (slices(n)) {
+        case 8: return kernel(Form<1, 1, 8, Tail::Skip>(), Form<1, 1, 5, Tail::Skip>());
+        case 4:
+        case 2: return kernel(Form<2, 2, 4, Tail::Zero>(), Form<2, 2, 2, Tail::Zero>());
+        default: break;
+    }
+    if (decode_band::groups(n) < 4096) return kernel(Form<1, 1, 4, Tail::Zero>(), Form<1, 2, 2, Tail::Zero>());
+    return kernel(Form<1, 1, 4, Tail::Zero>(), Form<1, 3, 1, Tail::Skip>());
+}
+
+template <typename T, bool Whole>
 cudaError_t launch(const w8a16_static_call &call, cudaStream_t stream) {
     const Int8PerChannel format = {static_cast<const uint4 *>(call.weights), call.scales, call.bias};
-    return decode_band::launch(format, static_cast<const T *>(call.x), static_cast<T *>(call.y), call.m, call.n, call.k,
-                               call.slices, stream);
+    const decode_band::GlobalRows<T, Int8PerChannel::TILE_K, Whole> rows = {static_cast<const T *>(call.x),
+                                                                            static_cast<int>(call.m), call.k};
+    return decode_band::launch(choose<T, Whole>(call.m, call.n), format, rows, 0, static_cast<T *>(call.y), call.m, call.n,
+                               call.k, call.clusters ? slices(call.n) : 1, call.overlap != 0, stream);
+}
+
+template <typename T>
+cudaError_t launch(const w8a16_static_call &call, cudaStream_t stream) {
+    return call.k % Int8PerChannel::TILE_K == 0 ? launch<T, true>(call, stream) : launch<T, false>(call, stream);
+}
+
+template <typename T>
+cudaError_t prepare() {
+    for (int64_t m : {1, decode_band::MAX_ROWS})
+        for (int64_t groups : {1, 65, 513, 961, 4096}) {
+            const int64_t n = groups * decode_band::GROUP;
+            cudaError_t error = decode_band::load(choose<T, true>(m, n).function);
+            if (error == cudaSuccess) error = decode_band::load(choose<T, false>(m, n).function);
+            if (error != cudaSuccess) return error;
+        }
+    return cudaSuccess;
 }
 
 }  // namespace
 
 extern "C" int w8a16_static_prepare(void) {
-    for (cudaError_t error : {decode_band::prepare<Int8PerChannel, float, float>(),
-                              decode_band::prepare<Int8PerChannel, __half, __half>(),
-                              decode_band::prepare<Int8PerChannel, __nv_bfloat16, __nv_bfloat16>()})
+    for (cudaError_t error : {prepare<float>(), prepare<__half>(), prepare<__nv_bfloat16>()})
         if (error != cudaSuccess) return error;
     return cudaSuccess;
 }
 
 extern "C" int w8a16_static_project(const w8a16_static_call *call, cudaStream_t stream) {
-    if (!decode_band::takes(call->m, call->n, call->k, call->slices)) return cudaErrorInvalidValue;
+    if (!decode_band::takes(call->m, call->n, call->k)) return cudaErrorInvalidValue;
     switch (call->dtype) {
         case W8A16_STATIC_F32: return launch<float>(*call, stream);
         case W8A16_STATIC_F16: return launch<__half>(*call, stream);

@@ -29,7 +29,8 @@ typedef struct {
     int64_t n;            /* at least 1 */
     int64_t k;            /* at least 1 */
     int32_t dtype;        /* one of the above */
-    int32_t slices;       /* into how many parts K is cut: 1, 2, 4 or 8, and 1 before sm_90; the same for every M */
+    int32_t clusters;     /* whether the device has thread-block clusters: sm_90 on */
+    int32_t overlap;      /* whether the kernel may start before the one before it in the stream is over: sm_90 on */
 } w8a16_static_call;
 
 /* Loads the kernels into the current context, so that no later call does. Returns a cudaError_t. */

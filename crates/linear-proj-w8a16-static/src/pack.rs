@@ -1,7 +1,5 @@
 //! Quantised weights in canonical order, and in the order the kernel streams them.
 
-use std::ops::Range;
-
 use linear_proj::DenseWeights;
 use number_formats::RelativeL2;
 use number_formats::int8_channel;
@@ -97,25 +95,13 @@ pub(crate) fn unpack(packed: &[i8], k: usize) -> Vec<i8> {
 }
 
 /// Rows of codes `[len, K]` as the numbers they stand for.
+#[cfg(kernels_built)]
 pub(crate) fn dequantize(codes: &[i8], scales: &[f32], k: usize) -> Vec<f32> {
     let mut weights = vec![0f32; codes.len()];
     for ((row, codes), &scale) in weights.chunks_mut(k).zip(codes.chunks(k)).zip(scales) {
         int8_channel::dequantize_row(codes, scale, row);
     }
     weights
-}
-
-/// Checks that `features` lie below N.
-pub(crate) fn check_features(features: &Range<usize>, n: usize) -> Result<(), structure_core::Refusal> {
-    if features.start <= features.end && features.end <= n {
-        return Ok(());
-    }
-    let what = "features to dequantise".to_string();
-    Err(structure_core::Refusal::ShapeMismatch {
-        what,
-        expected: vec![0, n],
-        got: vec![features.start, features.end],
-    })
 }
 
 #[cfg(all(test, kernels_built))]

@@ -1,7 +1,7 @@
 use device::Device;
-use structure_core::{Refusal, Registration};
+use structure_core::{Formats, Receipt, Refusal, Registration, Smoke};
 
-use crate::{BoundProj, DenseWeights};
+use crate::{BoundProj, DenseWeights, Options};
 
 /// The structure's name in the registry.
 pub const STRUCTURE: &str = "linear_proj";
@@ -19,10 +19,47 @@ pub struct Bind<'a> {
     pub device: &'a Device,
 }
 
+/// What packing made of the weights, for the receipt.
+#[derive(Clone, Copy, Debug)]
+pub struct Packing {
+    /// How weights and activations are held.
+    pub formats: Formats,
+    /// Bytes of packed weights and scales.
+    pub bytes: usize,
+    /// Relative L2 distance of the packed weights from their source.
+    pub conversion_error: f64,
+}
+
+impl Bind<'_> {
+    /// The receipt of this bind before its smoke; `version` is the implementation crate's.
+    pub fn receipt(&self, entry: &Registration, packing: Packing, version: &str) -> Receipt {
+        let bias_bytes = self.bias.map_or(0, size_of_val);
+        Receipt {
+            id: entry.id,
+            seat: self.seat.to_string(),
+            device: self.device.to_string(),
+            dims: [self.weights.n(), self.weights.k()],
+            bias: self.bias.is_some(),
+            source_dtype: self.weights.dtype(),
+            formats: packing.formats,
+            weight_bytes: (packing.bytes + bias_bytes) as u64,
+            conversion_error: packing.conversion_error,
+            band: entry.envelope.band,
+            smoke: Smoke { rows: 0, worst: 0.0 },
+            kernel_source: entry.kernels.source_digest.to_string(),
+            version: version.to_string(),
+        }
+    }
+}
+
+/// How an implementation binds: packs the weights, runs the smoke, writes the receipt. The door has checked the bind against the
+/// envelope.
+pub type BindFn = fn(&Bind<'_>, &Options<'_>) -> Result<Box<dyn BoundProj>, Refusal>;
+
 /// What an implementation gives its registration.
 pub struct Factory {
-    /// Packs the weights, runs the smoke, writes the receipt. The door has checked the bind against the envelope.
-    pub bind: fn(&Bind<'_>) -> Result<Box<dyn BoundProj>, Refusal>,
+    /// Called for every bind.
+    pub bind: BindFn,
 }
 
 /// The typed way to an implementation of `linear_proj`.
@@ -49,14 +86,23 @@ impl Door {
         self.registration
     }
 
+    /// [`bind_with`](Self::bind_with) the default options.
+    ///
+    /// # Errors
+    /// As [`bind_with`](Self::bind_with).
+    pub fn bind(&self, bind: &Bind<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
+        self.bind_with(bind, &Options::default())
+    }
+
     /// Binds weights: all checks first, then the implementation.
     ///
     /// # Errors
     /// [`Refusal::DimOutside`], [`Refusal::DTypeOutside`], [`Refusal::ShapeMismatch`] or [`Refusal::NonFinite`] for
-    /// weights or a bias outside the envelope; [`Refusal::KernelsNotBuilt`] or [`Refusal::ArchUnsupported`] for a
+    /// weights, a bias or a calibration outside the envelope; [`Refusal::NotCalibrated`] for a variant that needs a
+    /// calibration and got none; [`Refusal::KernelsNotBuilt`] or [`Refusal::ArchUnsupported`] for a
     /// device it has no code for; [`Refusal::OutOfMemory`], [`Refusal::GateFailed`] or [`Refusal::Cuda`] from the
     /// implementation.
-    pub fn bind(&self, bind: &Bind<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
+    pub fn bind_with(&self, bind: &Bind<'_>, options: &Options<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
         let Registration { id, envelope, kernels, .. } = self.registration;
         let (n, k) = (bind.weights.n(), bind.weights.k());
         envelope.check(bind.seat, &[("N", n as u64), ("K", k as u64)], bind.weights.dtype())?;
@@ -66,8 +112,9 @@ impl Door {
         if let Some(bias) = bind.bias {
             check_bias(bind.seat, bias, n)?;
         }
+        options.check(bind.seat, self.registration, k)?;
         bind.weights.check_finite(&format!("{}: weights", bind.seat))?;
-        (self.factory.bind)(bind)
+        (self.factory.bind)(bind, options)
     }
 }
 

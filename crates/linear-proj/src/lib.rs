@@ -5,6 +5,9 @@
 //!   calls the implementation's [`Factory`].
 //! - [`Seat`] is the place in a model where a projection happens. It holds the host's own form, takes an
 //!   implementation, guards every call, and gives the host form back on detach.
+//! - [`CpuArm`] and [`CudaArm`] are what the arms of all implementations share: an implementation brings its [`CpuWeights`] and
+//!   its [`CudaWeights`].
+//! - [`Calibration`] is what the input channels of seats reached on sample texts, for variants that need it.
 //! - [`mod@reference`] is the structure in FP64, [`gates`] hold implementations to it.
 //!
 //! ```
@@ -18,11 +21,15 @@
 //! # Ok::<(), structure_core::Refusal>(())
 //! ```
 
+mod calibration;
+mod cpu_arm;
+mod cuda_arm;
 pub mod decode_band;
 mod door;
 mod dot;
 pub mod gates;
 mod host;
+mod options;
 mod proj;
 pub mod reference;
 mod rows;
@@ -30,9 +37,14 @@ mod seat;
 mod staged;
 mod weights;
 
-pub use door::{Bind, Door, Factory, STRUCTURE};
+pub use calibration::Calibration;
+pub use cpu_arm::{CpuArm, CpuWeights, Entered};
+pub use cuda_arm::{CudaArm, CudaCall, CudaWeights, RowType};
+pub use door::{Bind, BindFn, Door, Factory, Packing, STRUCTURE};
 pub use dot::dot;
 pub use host::Host;
+pub use number_formats::nvfp4::ScaleMode;
+pub use options::{InverseBalance, Options, fold_inverse};
 pub use proj::{BoundProj, LinearProj, check_call};
 pub use rows::{Elements, ElementsMut, Rows, RowsData, RowsMut, RowsMutData};
 pub use seat::{Seat, SeatState};

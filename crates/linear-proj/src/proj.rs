@@ -1,7 +1,8 @@
 use std::ops::Range;
 
-use structure_core::{DType, Form, Receipt, Refusal};
+use structure_core::{Band, DType, Form, Place, Receipt, Refusal, Registration};
 
+use crate::cpu_arm::round_to_bf16;
 use crate::{Rows, RowsMut};
 
 /// Anything that projects rows of K elements to rows of N: a host's own form, or an implementation's.
@@ -35,7 +36,7 @@ pub trait BoundProj: LinearProj {
     /// A row of K elements as it enters the products: rounded to BF16, and quantised where the implementation does that too;
     /// for tests and gates.
     fn operand(&self, row: &[f32]) -> Vec<f32> {
-        row.iter().map(|&x| half::bf16::from_f32(x).to_f32()).collect()
+        round_to_bf16(row)
     }
 
     /// Rows `features` of the weights as it multiplies them, in canonical order, `[len, K]`; for receipts and tests.
@@ -108,4 +109,27 @@ pub fn check_call(seat: &str, n: usize, k: usize, x: &Rows<'_>, y: &RowsMut<'_>)
         });
     }
     Ok(())
+}
+
+/// Refuses more rows than an implementation serves: who calls it directly has no host form to dispatch to.
+pub(crate) fn check_band(seat: &str, m: usize, band: Band) -> Result<(), Refusal> {
+    if band.takes(m) {
+        return Ok(());
+    }
+    Err(Refusal::BandExceeded { what: seat.to_string(), m, band })
+}
+
+/// Checks that `features` lie below N.
+pub(crate) fn check_features(features: &Range<usize>, n: usize) -> Result<(), Refusal> {
+    if features.start <= features.end && features.end <= n {
+        return Ok(());
+    }
+    let what = "features to dequantise".to_string();
+    Err(Refusal::ShapeMismatch { what, expected: vec![0, n], got: vec![features.start, features.end] })
+}
+
+/// The form of call that an arm of `entry` with K input features serves.
+pub(crate) fn form(entry: &Registration, width: usize, place: Place) -> Form {
+    let band = entry.envelope.band;
+    Form { dtypes: entry.envelope.row_dtypes, width, place, band, fallback: entry.fallback }
 }

@@ -1,6 +1,9 @@
-use structure_core::{Decision, Form, Guard, GuardMode, Offer, Receipt, Refusal, SeatLedger, StructureId};
+use structure_core::{
+    Decision, Form, Guard, GuardMode, Offer, Place, Receipt, Refusal, SeatLedger, StructureId,
+};
 
-use crate::{BoundProj, LinearProj, Rows, RowsMut};
+use crate::calibration::Recorder;
+use crate::{BoundProj, LinearProj, Rows, RowsData, RowsMut};
 
 /// The place in a model where one projection happens.
 ///
@@ -12,6 +15,7 @@ pub struct Seat {
     k: usize,
     host: Option<Box<dyn LinearProj>>,
     bound: Option<Bound>,
+    recorder: Option<Recorder>,
 }
 
 struct Bound {
@@ -31,14 +35,14 @@ pub enum SeatState<'a> {
 impl Seat {
     /// A seat that its host form serves.
     pub fn new(path: impl Into<String>, host: Box<dyn LinearProj>) -> Self {
-        Seat { path: path.into(), n: host.n(), k: host.k(), host: Some(host), bound: None }
+        Seat { path: path.into(), n: host.n(), k: host.k(), host: Some(host), bound: None, recorder: None }
     }
 
     /// A seat without a host form: a call that `proj` does not serve is refused.
     pub fn without_host(path: impl Into<String>, proj: Box<dyn BoundProj>) -> Self {
         let (path, n, k) = (path.into(), proj.n(), proj.k());
         let guard = Guard::new(path.clone(), proj.form(), GuardMode::Strict, false);
-        Seat { path, n, k, host: None, bound: Some(Bound { proj, guard }) }
+        Seat { path, n, k, host: None, bound: Some(Bound { proj, guard }), recorder: None }
     }
 
     /// Its path in the checkpoint, such as `model.layers.0.mlp.up_proj`.
@@ -81,13 +85,39 @@ impl Seat {
         self.bound.take().map(|bound| bound.proj)
     }
 
+    /// Records the largest magnitude of each input channel from now on, as the next sample of a
+    /// [`Calibration`](crate::Calibration).
+    pub fn record(&mut self) {
+        self.recorder.get_or_insert_default().begin_sample(self.k);
+    }
+
+    /// Stops recording.
+    pub(crate) fn take_recorder(&mut self) -> Option<Recorder> {
+        self.recorder.take()
+    }
+
+    /// Shows rows to the recorder, if there is one.
+    fn show(&mut self, x: &Rows<'_>) -> Result<(), Refusal> {
+        let Some(recorder) = &mut self.recorder else { return Ok(()) };
+        match x.data() {
+            RowsData::Host(elements) if x.width() == self.k => recorder.see(&self.path, &elements),
+            RowsData::Host(_) => Ok(()),
+            RowsData::Device(..) => Err(Refusal::WrongDevice {
+                what: format!("{}: calibration", self.path),
+                rows: x.place().to_string(),
+                seat: Place::Cpu.to_string(),
+            }),
+        }
+    }
+
     /// Projects `x` `[M, K]` to `y` `[M, N]`: by the implementation where the call has the bound form, by the host form
     /// otherwise.
     ///
     /// # Errors
-    /// [`Refusal::ShapeMismatch`] when `y` does not fit `x`; what the guard says of calls that nothing may serve; what the
-    /// form that runs says.
+    /// [`Refusal::ShapeMismatch`] when `y` does not fit `x`; what the guard says of calls that nothing may serve; while
+    /// recording, [`Refusal::NonFinite`] or [`Refusal::WrongDevice`] for rows that cannot be; what the form that runs says.
     pub fn project(&mut self, x: Rows<'_>, y: RowsMut<'_>) -> Result<(), Refusal> {
+        self.show(&x)?;
         if let Some(Bound { proj, guard }) = self.bound.as_mut().filter(|bound| !bound.guard.is_detached()) {
             let offer = Offer { dtype: x.dtype(), width: x.width(), place: x.place(), rows: x.rows() };
             if guard.admit(offer)? == Decision::Serve {

@@ -1,9 +1,10 @@
 use half::{bf16, f16};
-use number_formats::fp8_block;
+use number_formats::nvfp4::Nvfp4View;
+use number_formats::{FormatError, fp8_block};
 use structure_core::{DType, Refusal};
 
-/// Dense weights `[N, K]`, row-major, as a checkpoint maps them: BF16, F16 or F32 elements in little-endian bytes, or FP8 codes
-/// in blocks.
+/// Dense weights `[N, K]`, row-major, as a checkpoint maps them: BF16, F16 or F32 elements in little-endian bytes, FP8 codes in
+/// blocks, or NVFP4.
 ///
 /// The bytes need no alignment, and rows are decoded one at a time, so a large tensor is never held twice.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +18,7 @@ pub struct DenseWeights<'a> {
 enum Source<'a> {
     Elements(DType, &'a [u8]),
     Fp8(Fp8Blocks<'a>),
+    Nvfp4(Nvfp4View<'a>),
 }
 
 /// FP8 weights with one scale per 128x128 block; see [`fp8_block`].
@@ -79,6 +81,20 @@ impl<'a> DenseWeights<'a> {
         Ok(DenseWeights { n, k, source: Source::Fp8(blocks) })
     }
 
+    /// Weights that are NVFP4 already: an implementation of that format takes them over as they are, any other reads their values,
+    /// which are FP32.
+    pub fn from_nvfp4(view: Nvfp4View<'a>) -> Self {
+        DenseWeights { n: view.n(), k: view.k(), source: Source::Nvfp4(view) }
+    }
+
+    /// The codes and scales, if that is what they are.
+    pub fn nvfp4(&self) -> Option<Nvfp4View<'a>> {
+        match self.source {
+            Source::Nvfp4(view) => Some(view),
+            _ => None,
+        }
+    }
+
     /// Weights over a slice of binary32.
     ///
     /// # Errors
@@ -105,19 +121,22 @@ impl<'a> DenseWeights<'a> {
         self.k
     }
 
-    /// The type of the values: BF16 for FP8 blocks too.
+    /// The type of the values: BF16 for FP8 blocks too, F32 for NVFP4.
     pub fn dtype(&self) -> DType {
         match self.source {
             Source::Elements(dtype, _) => dtype,
             Source::Fp8(_) => DType::BF16,
+            Source::Nvfp4(_) => DType::F32,
         }
     }
 
-    /// Decodes row `n` into `out`, which holds K elements; exact for BF16, F16 and F32, rounded to BF16 for FP8 blocks.
+    /// Decodes row `n` into `out`, which holds K elements; exact for BF16, F16 and F32, rounded to BF16 for FP8 blocks, and to
+    /// FP32 for NVFP4 where the global scale is no power of two.
     ///
     /// A row past the last one is left as it was.
     pub fn decode_row(&self, n: usize, out: &mut [f32]) {
         match self.source {
+            Source::Nvfp4(view) => view.decode_row(n, out),
             Source::Fp8(blocks) => {
                 if let Some(codes) = blocks.codes.get(n * self.k..(n + 1) * self.k) {
                     fp8_block::dequantize_row_bf16(codes, blocks.scales(n, self.k), out);
@@ -147,12 +166,21 @@ impl<'a> DenseWeights<'a> {
         out
     }
 
-    /// Refuses weights with a NaN or an infinity among them.
+    /// Refuses weights with a NaN or an infinity among them, and NVFP4 with a block scale that is no UE4M3 code.
     ///
     /// # Errors
-    /// [`Refusal::NonFinite`] with the first such element.
+    /// [`Refusal::NonFinite`] with the first such element, [`Refusal::ValueOutside`] with the first such scale.
     pub fn check_finite(&self, what: &str) -> Result<(), Refusal> {
         use rayon::prelude::*;
+        if let Some(Err(FormatError::BlockScale { index, code })) =
+            self.nvfp4().map(|view| view.check_scales())
+        {
+            return Err(Refusal::ValueOutside {
+                what: format!("{what}: block scale {index}"),
+                value: format!("{code:#04x}"),
+                bound: "a UE4M3 code, at most 0x7e".to_string(),
+            });
+        }
         let first = (0..self.n).into_par_iter().find_map_first(|n| {
             let mut row = vec![0.0; self.k];
             self.decode_row(n, &mut row);
@@ -224,6 +252,21 @@ mod tests {
         }
         let short = Fp8Blocks { codes: &codes, scale_inv: &scales[..7], features, first: 0 };
         assert!(DenseWeights::from_fp8_blocks(2 * features, k, short).is_err());
+    }
+
+    #[test]
+    fn nvfp4_rows_are_codes_times_scales_times_the_global() {
+        // Codes 1 and 2 (0.5 and 1) in every byte; scales 0x38 (1.0) and 0x40 (2.0); a global of 1/4.
+        let (codes, scales) = ([0x21u8; 16], [0x38u8, 0x40]);
+        let weights = DenseWeights::from_nvfp4(Nvfp4View::new(&codes, &scales, 2, 16, 0.25).unwrap());
+        assert_eq!((weights.n(), weights.k(), weights.dtype()), (2, 16, DType::F32));
+        let expected = [[0.125f32, 0.25].repeat(8), [0.25, 0.5].repeat(8)].concat();
+        assert_eq!(weights.to_f32(), expected);
+        assert_eq!(weights.nvfp4().unwrap().global(), 0.25);
+        let mut past = [7.0; 16];
+        weights.decode_row(2, &mut past);
+        assert_eq!(past, [7.0; 16]);
+        assert!(DenseWeights::from_f32(1, 2, &[0.0; 2]).unwrap().nvfp4().is_none());
     }
 
     #[test]

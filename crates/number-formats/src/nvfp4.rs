@@ -138,16 +138,7 @@ impl Nvfp4Tensor {
         k: usize,
         global_divisor: f32,
     ) -> Result<Self, FormatError> {
-        let global = 1.0 / global_divisor;
-        if !(global.is_finite() && global > 0.0) {
-            let bound = "finite and above zero, and so must its inverse";
-            return Err(FormatError::GlobalScale {
-                what: "the global divisor",
-                value: global_divisor,
-                bound,
-            });
-        }
-        Self::from_modelopt(packed, scales, n, k, global)
+        Self::from_modelopt(packed, scales, n, k, global_of_divisor(global_divisor)?)
     }
 
     /// Adopts a weight `[n, k]` as ModelOpt stores it: `weight` `[n, k / 2]`, `weight_scale` `[n, k / 16]` and
@@ -164,18 +155,10 @@ impl Nvfp4Tensor {
         k: usize,
         global_multiplier: f32,
     ) -> Result<Self, FormatError> {
-        let elements = check_shape(n, k)?;
-        FormatError::check_length("packed codes", elements / 2, packed.len())?;
-        FormatError::check_length("block scales", elements / BLOCK, scales.len())?;
-        let global = global_multiplier;
-        if !(global.is_finite() && global >= 0.0) {
-            let bound = "finite and not negative";
-            return Err(FormatError::GlobalScale { what: "the global multiplier", value: global, bound });
-        }
-        match scales.iter().position(|&code| code >= 0x7f) {
-            Some(index) => Err(FormatError::BlockScale { index, code: scales[index] }),
-            None => Ok(Nvfp4Tensor { n, k, codes: packed, scales, global }),
-        }
+        let view = Nvfp4View::new(&packed, &scales, n, k, global_multiplier)?;
+        view.check_scales()?;
+        let global = view.global;
+        Ok(Nvfp4Tensor { n, k, codes: packed, scales, global })
     }
 
     /// Writes the values `[N, K]` to `out`.
@@ -187,6 +170,12 @@ impl Nvfp4Tensor {
         FormatError::check_length("values", self.codes.len() * 2, out.len())?;
         dequantize_blocks(&self.codes, &self.scales, self.global, out);
         Ok(())
+    }
+
+    /// The same without the memory.
+    pub fn view(&self) -> Nvfp4View<'_> {
+        let Nvfp4Tensor { n, k, ref codes, ref scales, global } = *self;
+        Nvfp4View { n, k, codes, scales, global }
     }
 
     /// Output features.
@@ -207,6 +196,102 @@ impl Nvfp4Tensor {
     /// UE4M3 block scales `[N, K / 16]`.
     pub fn scales(&self) -> &[u8] {
         &self.scales
+    }
+
+    /// The FP32 global scale, a multiplier.
+    pub fn global(&self) -> f32 {
+        self.global
+    }
+}
+
+/// The multiplier that the divisor of a compressed-tensors checkpoint stands for: `1 / divisor`, one IEEE division.
+///
+/// # Errors
+///
+/// [`FormatError::GlobalScale`] if the divisor or its inverse is not finite and above zero.
+pub fn global_of_divisor(divisor: f32) -> Result<f32, FormatError> {
+    let global = 1.0 / divisor;
+    if global.is_finite() && global > 0.0 {
+        return Ok(global);
+    }
+    let bound = "finite and above zero, and so must its inverse";
+    Err(FormatError::GlobalScale { what: "the global divisor", value: divisor, bound })
+}
+
+/// A weight `[N, K]` with one global scale, in someone else's memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Nvfp4View<'a> {
+    n: usize,
+    k: usize,
+    codes: &'a [u8],
+    scales: &'a [u8],
+    global: f32,
+}
+
+impl<'a> Nvfp4View<'a> {
+    /// Views codes `[n, k / 2]` and scales `[n, k / 16]` under a global scale that multiplies. Costs nothing: the scales are not
+    /// looked at, see [`check_scales`](Self::check_scales).
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::GlobalScale`] if the multiplier is negative or not finite, [`FormatError::PartialBlock`],
+    /// [`FormatError::Length`] and [`FormatError::TooLarge`].
+    pub fn new(
+        codes: &'a [u8],
+        scales: &'a [u8],
+        n: usize,
+        k: usize,
+        global: f32,
+    ) -> Result<Self, FormatError> {
+        let elements = check_shape(n, k)?;
+        FormatError::check_length("packed codes", elements / 2, codes.len())?;
+        FormatError::check_length("block scales", elements / BLOCK, scales.len())?;
+        if !(global.is_finite() && global >= 0.0) {
+            let bound = "finite and not negative";
+            return Err(FormatError::GlobalScale { what: "the global multiplier", value: global, bound });
+        }
+        Ok(Nvfp4View { n, k, codes, scales, global })
+    }
+
+    /// Looks for a scale that is no UE4M3 code.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::BlockScale`] naming the first scale that is negative or NaN.
+    pub fn check_scales(&self) -> Result<(), FormatError> {
+        match self.scales.iter().position(|&code| code >= 0x7f) {
+            Some(index) => Err(FormatError::BlockScale { index, code: self.scales[index] }),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the K values of row `n` to `out`. A row past the last one leaves it as it was.
+    pub fn decode_row(&self, n: usize, out: &mut [f32]) {
+        let codes = self.codes.get(n * self.k / 2..(n + 1) * self.k / 2);
+        let scales = self.scales.get(n * self.k / BLOCK..(n + 1) * self.k / BLOCK);
+        if let (Some(codes), Some(scales)) = (codes, scales) {
+            dequantize_row(codes, scales, self.global, out);
+        }
+    }
+
+    /// Output features.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Input features, a multiple of 16.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// E2M1 codes `[N, K / 2]`, the even element in the low nibble.
+    pub fn codes(&self) -> &'a [u8] {
+        self.codes
+    }
+
+    /// UE4M3 block scales `[N, K / 16]`.
+    pub fn scales(&self) -> &'a [u8] {
+        self.scales
     }
 
     /// The FP32 global scale, a multiplier.

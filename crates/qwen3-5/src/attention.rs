@@ -49,6 +49,11 @@ impl Attention {
         })
     }
 
+    /// The seats that read its input.
+    pub fn input_seats(&self) -> Vec<SeatId> {
+        vec![self.q_proj, self.k_proj, self.v_proj]
+    }
+
     pub fn new_cache(&self) -> KvCache {
         let empty = vec![Vec::new(); self.kv_heads];
         KvCache { head_dim: self.head_dim, keys: empty.clone(), values: empty }

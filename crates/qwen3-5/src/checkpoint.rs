@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use device::MappedFile;
 use linear_proj::DenseWeights;
-use number_formats::fp8_block;
+use number_formats::{fp8_block, nvfp4};
 use safetensors::Dtype;
 use serde::Deserialize;
-use structure_core::{DType, Refusal};
+use structure_core::{Bound, DType, Refusal};
 
 use crate::header;
 use crate::tensor::Weights;
@@ -24,6 +24,34 @@ const SIDECAR: &str = "mtp.safetensors";
 const NOT_OURS: &[&str] = &["model.visual.", "visual."];
 /// What the name of an FP8 tensor gets appended for the scales of its blocks.
 const SCALES: &str = "_scale_inv";
+
+/// How a checkpoint names the tensors of an NVFP4 projection, after its path: codes U8 `[N, K / 2]`, scales E4M3 `[N, K / 16]`,
+/// and one FP32 global scale.
+struct Nvfp4Names {
+    codes: &'static str,
+    scales: &'static str,
+    global: &'static str,
+    /// Whether the global scale divides, or multiplies.
+    divides: bool,
+    /// The global scale that activations had when they were calibrated; may be absent.
+    activations: &'static str,
+}
+
+const COMPRESSED_TENSORS: Nvfp4Names = Nvfp4Names {
+    codes: "weight_packed",
+    scales: "weight_scale",
+    global: "weight_global_scale",
+    divides: true,
+    activations: "input_global_scale",
+};
+
+const MODELOPT: Nvfp4Names = Nvfp4Names {
+    codes: "weight",
+    scales: "weight_scale",
+    global: "weight_scale_2",
+    divides: false,
+    activations: "input_scale",
+};
 
 /// The types a tensor of the model may have, as a person would write them.
 pub(crate) fn accepted() -> String {
@@ -126,6 +154,21 @@ impl Checkpoint {
         Ok(weights)
     }
 
+    /// The projection at `path`, `[n, k]`, in whichever form the checkpoint has it: dense or FP8 as `PATH.weight`, or NVFP4 as
+    /// compressed-tensors or ModelOpt write it; see [`Nvfp4Names`].
+    pub fn projection(&mut self, path: &str, n: usize, k: usize) -> Result<Weights, Refusal> {
+        let weight = format!("{path}.weight");
+        let has = |suffix: &str| self.contains(&format!("{path}.{suffix}"));
+        if has(COMPRESSED_TENSORS.codes) {
+            return self.nvfp4_weights(path, &COMPRESSED_TENSORS, n, k);
+        }
+        let is_u8 = self.tensors.get(&weight).is_some_and(|entry| entry.dtype == Dtype::U8);
+        if is_u8 && (has(MODELOPT.scales) || has(MODELOPT.global)) {
+            return self.nvfp4_weights(path, &MODELOPT, n, k);
+        }
+        self.weights(&weight, &[n, k])
+    }
+
     /// A small tensor, decoded and checked to be finite.
     pub fn vector(&mut self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, Refusal> {
         let entry = self.find(tensor, shape)?;
@@ -149,6 +192,64 @@ impl Checkpoint {
         let scales = self.vector(&format!("{tensor}{SCALES}"), &[leading, &blocks[..]].concat())?;
         let entry = self.find(tensor, shape)?;
         Weights::fp8(n, k, Arc::clone(&entry.file), entry.bytes.clone(), scales, *features)
+    }
+
+    /// An NVFP4 projection. What is kept beside it for activations is read and has no use here: a row's scales are its own.
+    fn nvfp4_weights(
+        &mut self,
+        path: &str,
+        names: &Nvfp4Names,
+        n: usize,
+        k: usize,
+    ) -> Result<Weights, Refusal> {
+        let bound = Bound { min: 0, max: 1 << 24, multiple_of: nvfp4::BLOCK as u64 };
+        if !bound.takes(k as u64) {
+            return Err(Refusal::DimOutside { what: path.to_string(), dim: "K", value: k as u64, bound });
+        }
+        let name = |suffix: &str| format!("{path}.{suffix}");
+        let codes = self.bytes(&name(names.codes), &[n, k / 2], Dtype::U8)?;
+        let scales = self.bytes(&name(names.scales), &[n, k / nvfp4::BLOCK], Dtype::F8_E4M3)?;
+        let stored = self.scalar(&name(names.global))?;
+        let (global, what) = match names.divides {
+            true => (nvfp4::global_of_divisor(stored).ok(), "finite and above zero, and so must its inverse"),
+            false => (Some(stored).filter(|global| *global >= 0.0), "finite and not negative"),
+        };
+        let global = global.ok_or_else(|| Refusal::ValueOutside {
+            what: name(names.global),
+            value: stored.to_string(),
+            bound: what.to_string(),
+        })?;
+        if self.contains(&name(names.activations)) {
+            self.scalar(&name(names.activations))?;
+        }
+        let weights = Weights::nvfp4(n, k, codes, scales, global)?;
+        weights.dense()?.check_finite(path)?;
+        Ok(weights)
+    }
+
+    /// The place of a tensor of one type.
+    fn bytes(
+        &mut self,
+        tensor: &str,
+        shape: &[usize],
+        dtype: Dtype,
+    ) -> Result<(Arc<MappedFile>, Range<usize>), Refusal> {
+        let entry = self.find(tensor, shape)?;
+        if entry.dtype == dtype {
+            return Ok((Arc::clone(&entry.file), entry.bytes.clone()));
+        }
+        Err(Refusal::DTypeOutside {
+            what: tensor.to_string(),
+            dtype: format!("{:?}", entry.dtype),
+            accepted: format!("{dtype:?}"),
+        })
+    }
+
+    /// The one element of a tensor, which is written with one dimension or with none.
+    fn scalar(&mut self, tensor: &str) -> Result<f32, Refusal> {
+        let has_none = self.tensors.get(tensor).is_some_and(|entry| entry.shape.is_empty());
+        let elements = self.vector(tensor, if has_none { &[] } else { &[1] })?;
+        Ok(elements.first().copied().unwrap_or_default())
     }
 
     /// Finds a tensor, holds its shape to the expected one, and notes that it was read.

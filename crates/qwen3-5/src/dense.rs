@@ -1,5 +1,8 @@
 //! The host's own form of a projection: FP32 sums over the weights as the checkpoint holds them.
 
+use std::borrow::Cow;
+use std::sync::{Arc, PoisonError, RwLock};
+
 use linear_proj::{DenseWeights, LinearProj, Rows, RowsData, RowsMut, RowsMutData, check_call, dot};
 use rayon::prelude::*;
 use structure_core::{Place, Refusal};
@@ -18,11 +21,37 @@ const SERIAL_PRODUCTS: usize = 1 << 15;
 pub(crate) struct HostLinear {
     path: String,
     weights: Weights,
+    row_scale: RowScale,
+}
+
+/// What the rows of a seat are multiplied by before the host projects them, `[K]`: they were divided by it on their way. Shared
+/// with the table of seats, as a host form is out of reach inside its seat.
+#[derive(Clone, Default)]
+pub(crate) struct RowScale(Arc<RwLock<Option<Vec<f32>>>>);
+
+impl RowScale {
+    pub fn set(&self, scale: Option<&[f32]>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = scale.map(<[f32]>::to_vec);
+    }
+
+    /// The rows multiplied, or as they are.
+    fn apply<'a>(&self, x: &'a [f32]) -> Cow<'a, [f32]> {
+        match &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
+            None => Cow::Borrowed(x),
+            Some(scale) => {
+                Cow::Owned(x.iter().zip(scale.iter().cycle()).map(|(x, scale)| x * scale).collect())
+            }
+        }
+    }
 }
 
 impl HostLinear {
     pub fn new(path: String, weights: Weights) -> Self {
-        HostLinear { path, weights }
+        HostLinear { path, weights, row_scale: RowScale::default() }
+    }
+
+    pub fn row_scale(&self) -> RowScale {
+        self.row_scale.clone()
     }
 }
 
@@ -46,11 +75,11 @@ impl LinearProj for HostLinear {
         };
         let weights = self.weights.dense()?;
         if let (linear_proj::Elements::F32(x), linear_proj::ElementsMut::F32(y)) = (&elements, &mut *out) {
-            project(&weights, x, y);
+            project(&weights, &self.row_scale.apply(x), y);
             return Ok(());
         }
         let mut sums = vec![0.0; out.len()];
-        project(&weights, &elements.to_f32(), &mut sums);
+        project(&weights, &self.row_scale.apply(&elements.to_f32()), &mut sums);
         out.write_f32(sums.into_iter());
         Ok(())
     }

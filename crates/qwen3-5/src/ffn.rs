@@ -22,6 +22,11 @@ impl DenseFfn {
         })
     }
 
+    /// The seats that read its input.
+    pub fn input_seats(&self) -> Vec<SeatId> {
+        vec![self.gate_proj, self.up_proj]
+    }
+
     /// `x` and the result are `[rows, hidden]`.
     pub fn forward(&self, seats: &mut Seats, x: &[f32], rows: usize) -> Result<Vec<f32>, Refusal> {
         let mut gate = seats.project(self.gate_proj, x, rows)?;

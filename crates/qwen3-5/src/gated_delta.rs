@@ -66,6 +66,11 @@ impl GatedDelta {
         })
     }
 
+    /// The seats that read its input.
+    pub fn input_seats(&self) -> Vec<SeatId> {
+        vec![self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a]
+    }
+
     pub fn new_state(&self) -> GatedDeltaState {
         let delta = DeltaState::new(self.heads, self.key_dim, self.value_dim);
         GatedDeltaState { conv: self.conv.new_state(), delta }

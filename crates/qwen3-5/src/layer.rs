@@ -10,9 +10,13 @@ use crate::gated_delta::{GatedDelta, GatedDeltaState};
 use crate::loader::Loader;
 use crate::norm::RmsNorm;
 use crate::rope::Rope;
-use crate::seats::Seats;
+use crate::seats::{SeatId, Seats};
+
+const INPUT_NORM: &str = "input_layernorm";
+const POST_ATTENTION_NORM: &str = "post_attention_layernorm";
 
 pub(crate) struct Layer {
+    path: String,
     input_norm: RmsNorm,
     mixer: Mixer,
     post_attention_norm: RmsNorm,
@@ -39,7 +43,8 @@ impl Layer {
     pub fn load(loader: &mut Loader<'_>, path: &str, layer_type: LayerType) -> Result<Self, Refusal> {
         let hidden = loader.config.hidden_size;
         Ok(Layer {
-            input_norm: RmsNorm::load(loader, &format!("{path}.input_layernorm"), hidden)?,
+            path: path.to_string(),
+            input_norm: RmsNorm::load(loader, &format!("{path}.{INPUT_NORM}"), hidden)?,
             mixer: match layer_type {
                 LayerType::LinearAttention => {
                     Mixer::GatedDelta(Box::new(GatedDelta::load(loader, &format!("{path}.linear_attn"))?))
@@ -48,7 +53,7 @@ impl Layer {
                     Mixer::Attention(Box::new(Attention::load(loader, &format!("{path}.self_attn"))?))
                 }
             },
-            post_attention_norm: RmsNorm::load(loader, &format!("{path}.post_attention_layernorm"), hidden)?,
+            post_attention_norm: RmsNorm::load(loader, &format!("{path}.{POST_ATTENTION_NORM}"), hidden)?,
             ffn: match &loader.config.ffn {
                 FfnConfig::Dense { intermediate_size } => {
                     Ffn::Dense(DenseFfn::load(loader, &format!("{path}.mlp"), *intermediate_size)?)
@@ -73,6 +78,34 @@ impl Layer {
             Mixer::GatedDelta(_) => None,
             Mixer::Attention(mixer) => Some(&mut mixer.rope),
         }
+    }
+
+    /// Each norm whose rows seats alone read, by its path, with those seats.
+    pub fn feeds(&self) -> Vec<(String, Vec<SeatId>)> {
+        let mixer = match &self.mixer {
+            Mixer::GatedDelta(mixer) => mixer.input_seats(),
+            Mixer::Attention(mixer) => mixer.input_seats(),
+        };
+        let mut feeds = vec![(self.norm_path(INPUT_NORM), mixer)];
+        if let Ffn::Dense(ffn) = &self.ffn {
+            feeds.push((self.norm_path(POST_ATTENTION_NORM), ffn.input_seats()));
+        }
+        feeds
+    }
+
+    /// The norm with this path.
+    pub fn norm_mut(&mut self, path: &str) -> Option<&mut RmsNorm> {
+        if path == self.norm_path(INPUT_NORM) {
+            Some(&mut self.input_norm)
+        } else if path == self.norm_path(POST_ATTENTION_NORM) {
+            Some(&mut self.post_attention_norm)
+        } else {
+            None
+        }
+    }
+
+    fn norm_path(&self, name: &str) -> String {
+        format!("{}.{name}", self.path)
     }
 
     pub fn bank(&self) -> Option<&Bank> {

@@ -1,8 +1,8 @@
 //! The host: hybrid decoders of the Qwen3.5 class, from Hugging Face checkpoints, with a seat at every projection.
 //!
 //! Layers mix tokens by the gated delta rule or by full attention (partial rotary, q/k norm, output gate), and have a dense
-//! feed-forward or sparse experts with a shared one. A checkpoint may be one file or shards with an index, BF16, F16, F32
-//! or FP8 in 128x128 blocks, experts one by one or fused, alone or beside a vision tower, with or without an MTP layer.
+//! feed-forward or sparse experts with a shared one. A checkpoint may be one file or shards with an index, BF16, F16, F32,
+//! FP8 in 128x128 blocks or NVFP4 as compressed-tensors or ModelOpt write it, experts one by one or fused, alone or beside a vision tower, with or without an MTP layer.
 //! Weights are mapped, arithmetic is FP32 throughout.
 //!
 //! Every projection is a [`Seat`](linear_proj::Seat), named by its path in the checkpoint and served by the host until an
@@ -26,6 +26,7 @@
 //! ```
 
 mod attention;
+mod calibrate;
 mod checkpoint;
 mod config;
 mod config_json;
@@ -34,6 +35,7 @@ mod delta_rule;
 mod dense;
 mod experts;
 mod ffn;
+mod fold;
 mod gated_delta;
 mod generate;
 mod header;
@@ -54,6 +56,7 @@ mod tensor;
 
 pub use config::{Config, FfnConfig, LayerType, SparseFfnConfig};
 pub use experts::Bank;
+pub use fold::NormFeed;
 pub use generate::{Generate, Generation};
 pub use hidden::Hidden;
 pub use model::Model;

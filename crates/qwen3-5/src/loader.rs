@@ -23,6 +23,6 @@ impl Loader<'_> {
 
     /// The weights of the projection at `path`, `[n, k]`.
     pub fn weights(&mut self, path: &str, n: usize, k: usize) -> Result<Weights, Refusal> {
-        self.checkpoint.weights(&format!("{path}.weight"), &[n, k])
+        self.checkpoint.projection(path, n, k)
     }
 }

@@ -26,16 +26,16 @@ const PREFIXES: [&str; 2] = ["model.language_model.", "model."];
 pub struct Model {
     config: Config,
     embedding: Weights,
-    layers: Vec<Layer>,
+    pub(crate) layers: Vec<Layer>,
     norm: RmsNorm,
     lm_head: SeatId,
-    mtp: Option<Mtp>,
-    seats: Seats,
+    pub(crate) mtp: Option<Mtp>,
+    pub(crate) seats: Seats,
 }
 
 impl Model {
-    /// Loads a Hugging Face checkpoint: its config, and its tensors, which are mapped and not copied; only FP8 tensors get
-    /// BF16 values of their own.
+    /// Loads a Hugging Face checkpoint: its config, and its tensors, which are mapped and not copied; of FP8 the scales
+    /// of blocks are.
     ///
     /// # Errors
     /// [`Refusal::File`] for a file that is absent, truncated or unreadable; [`Refusal::MissingTensor`],

@@ -1,6 +1,6 @@
 //! Root-mean-square normalisation.
 
-use linear_proj::dot;
+use linear_proj::{dot, fold_inverse};
 use structure_core::Refusal;
 
 use crate::loader::Loader;
@@ -8,6 +8,8 @@ use crate::loader::Loader;
 /// `x / sqrt(mean(x^2) + eps) * scale`, over rows as wide as the scale.
 pub(crate) struct RmsNorm {
     scale: Vec<f32>,
+    /// The scale divided by the balance of those who read the rows, if one is folded in.
+    folded: Option<Vec<f32>>,
     eps: f32,
 }
 
@@ -22,7 +24,17 @@ impl RmsNorm {
     /// A norm whose scale is `w`.
     pub fn load_plain(loader: &mut Loader<'_>, path: &str, width: usize) -> Result<Self, Refusal> {
         let scale = loader.checkpoint.vector(&format!("{path}.weight"), &[width])?;
-        Ok(RmsNorm { scale, eps: loader.config.rms_norm_eps })
+        Ok(RmsNorm { scale, folded: None, eps: loader.config.rms_norm_eps })
+    }
+
+    /// Divides the rows by a balance from now on, or by none.
+    pub fn fold(&mut self, balance: Option<&[f32]>) -> Result<(), Refusal> {
+        let folded = balance.map(|balance| {
+            let mut scale = self.scale.clone();
+            fold_inverse(&mut scale, balance).map(|()| scale)
+        });
+        self.folded = folded.transpose()?;
+        Ok(())
     }
 
     /// Normalises every row.
@@ -36,7 +48,7 @@ impl RmsNorm {
     pub fn apply_in_place(&self, row: &mut [f32]) {
         let mean = dot(row, row) / row.len() as f32;
         let inverse = 1.0 / (mean + self.eps).sqrt();
-        for (x, scale) in row.iter_mut().zip(&self.scale) {
+        for (x, scale) in row.iter_mut().zip(self.folded.as_ref().unwrap_or(&self.scale)) {
             *x = *x * inverse * scale;
         }
     }

@@ -3,7 +3,7 @@
 use linear_proj::{DenseWeights, Rows, RowsMut, Seat};
 use structure_core::Refusal;
 
-use crate::dense::HostLinear;
+use crate::dense::{HostLinear, RowScale};
 use crate::tensor::Weights;
 
 /// A row of the table.
@@ -15,14 +15,26 @@ pub(crate) struct SeatId(usize);
 pub(crate) struct Seats {
     seats: Vec<Seat>,
     weights: Vec<Weights>,
+    row_scales: Vec<RowScale>,
 }
 
 impl Seats {
     /// Adds a seat that the host serves from `weights`.
     pub fn add(&mut self, path: &str, weights: Weights) -> SeatId {
-        self.seats.push(Seat::new(path, Box::new(HostLinear::new(path.to_string(), weights.clone()))));
+        let host = HostLinear::new(path.to_string(), weights.clone());
+        self.row_scales.push(host.row_scale());
+        self.seats.push(Seat::new(path, Box::new(host)));
         self.weights.push(weights);
         SeatId(self.seats.len() - 1)
+    }
+
+    pub fn path(&self, seat: SeatId) -> &str {
+        self.seats[seat.0].path()
+    }
+
+    /// Tells the host form of a seat by what the rows it gets were divided.
+    pub fn set_row_scale(&mut self, seat: SeatId, scale: Option<&[f32]>) {
+        self.row_scales[seat.0].set(scale);
     }
 
     /// Projects `x` `[rows, K]`; the result is `[rows, N]`.

@@ -119,6 +119,16 @@ pub enum Refusal {
         /// The shape it has.
         got: Vec<usize>,
     },
+    /// A number outside of its bounds that is no dimension: a scale of a checkpoint, a setting.
+    #[error("{what} is {value}; it must be {bound}")]
+    ValueOutside {
+        /// The number.
+        what: String,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        bound: String,
+    },
     /// A weight, or a result that decides something, that is NaN or infinite.
     #[error("{what}: element {index} is {value}; it must be finite")]
     NonFinite {
@@ -212,6 +222,19 @@ pub enum Refusal {
         seats: usize,
         /// One of them.
         example: String,
+    },
+    /// A variant that needs calibration data, and a bind without.
+    #[error(
+        "{seat}: {id} needs the largest magnitude of each input channel, and {missing}; `structures calibrate` records \
+         it, `--calibration FILE` or `linear_proj::Options` brings it"
+    )]
+    NotCalibrated {
+        /// The seat.
+        seat: String,
+        /// The implementation.
+        id: StructureId,
+        /// What is missing.
+        missing: &'static str,
     },
     /// There is nothing to continue.
     #[error("the prompt is empty; at least one token is needed")]

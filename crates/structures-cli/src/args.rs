@@ -18,6 +18,8 @@ pub enum Command {
     Explain(Explain),
     /// Continue a prompt, greedily, streaming the text as it comes
     Generate(Generate),
+    /// Record the largest magnitude of every input channel on a text, for variants that need it
+    Calibrate(Calibrate),
     /// Measure perplexity, beside the host's own when something is bound
     Eval(Eval),
 }
@@ -41,6 +43,12 @@ pub struct Model {
     /// Where bound implementations run; the rest of the model runs on the CPU
     #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
     pub device: DeviceArg,
+    /// Scales of NVFP4 weights and rows
+    #[arg(long, value_enum, default_value_t = ScalesArg::TwoLevel)]
+    pub nvfp4_scales: ScalesArg,
+    /// What `structures calibrate` wrote, for variants that need it
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Option<PathBuf>,
     /// Refuse calls that are not of the bound form instead of falling back to the host
     #[arg(long)]
     pub strict: bool,
@@ -52,6 +60,14 @@ pub enum DeviceArg {
     Cpu,
     /// The first CUDA device
     Cuda,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ScalesArg {
+    /// A global scale in FP32 above the block scales
+    TwoLevel,
+    /// Block scales alone
+    SingleLevel,
 }
 
 #[derive(ClapArgs)]
@@ -88,16 +104,41 @@ pub struct Generate {
 pub struct Eval {
     #[command(flatten)]
     pub model: Model,
+    #[command(flatten)]
+    pub text: Tokens,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(ClapArgs)]
+pub struct Calibrate {
+    /// Folder of a Hugging Face checkpoint: config.json, *.safetensors
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    #[command(flatten)]
+    pub text: Tokens,
+    /// Which quantile over the windows a channel gets, 0 to 1; 1 is the largest
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub percentile: f64,
+    /// The JSON file to write
+    #[arg(value_name = "FILE")]
+    pub out: PathBuf,
+}
+
+/// The text to read.
+#[derive(ClapArgs)]
+pub struct Tokens {
     /// File of token ids, 16-bit little-endian
     #[arg(long, value_name = "FILE")]
     pub tokens: PathBuf,
     /// Tokens of a window; each window starts from a fresh state
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub window: usize,
-    /// Tokens to predict at the most; all of the file's whole windows when not given
+    /// Tokens at the start of the file to leave out
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub skip: usize,
+    /// Tokens to read at the most; all of the file's whole windows when not given
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    pub json: bool,
 }

@@ -8,8 +8,8 @@ use crate::host;
 
 /// Prints what would serve each seat. Refusals are part of the answer, not an error.
 pub fn run(args: &Explain) -> Result<()> {
-    let (mut model, rules, device) = host::load(&args.model)?;
-    let plan = host::plan(&mut model, &rules, &device, args.model.strict)?;
+    let (mut model, binding) = host::load(&args.model)?;
+    let plan = binding.plan(&mut model)?;
     let mut out = io::stdout().lock();
     if args.json {
         writeln!(out, "{:#}", json!({ "summary": plan.summary(), "seats": plan.rows() }))?;

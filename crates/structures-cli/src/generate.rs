@@ -12,14 +12,14 @@ use crate::text::Text;
 
 /// Continues a prompt.
 pub fn run(args: &Generate) -> Result<()> {
-    let (mut model, rules, device) = host::load(&args.model)?;
+    let (mut model, binding) = host::load(&args.model)?;
     let text = Text::load(&args.model.model)?;
     let prompt = match (&args.prompt_tokens, &args.prompt) {
         (Some(ids), _) => ids.clone(),
         (None, Some(prompt)) => text.encode(prompt)?,
         (None, None) => bail!("a prompt is needed"),
     };
-    host::bind(&mut model, &rules, &device, args.model.strict)?;
+    binding.bind(&mut model)?;
 
     let stop = if args.ignore_eos { Vec::new() } else { model.config().eos_token_ids.clone() };
     let options = Options { max_new: args.max_new, stop: &stop };

@@ -2,16 +2,25 @@
 
 use anyhow::{Result, bail};
 use device::{CudaDevice, Device};
-use linear_proj::Host;
+use linear_proj::{Calibration, Host, ScaleMode};
 use qwen3_5::Model;
 use structure_core::{GuardMode, Ledger};
 use structures::{BindOptions, Outcome, Plan, Rule, Target};
 
-use crate::args::{self, DeviceArg};
+use crate::args::{self, DeviceArg, ScalesArg};
 
-/// Opens the device and loads the model. Rules are read first, so that a mistake in one costs nothing, and a variant that
+/// What a command binds, and how.
+pub struct Binding {
+    rules: Vec<Rule>,
+    device: Device,
+    mode: GuardMode,
+    scale_mode: ScaleMode,
+    calibration: Option<Calibration>,
+}
+
+/// Opens the device and loads the model. Rules and calibration are read first, so that a mistake in one costs nothing, and a variant that
 /// has no kernels says so before anything is said of the device.
-pub fn load(args: &args::Model) -> Result<(Model, Vec<Rule>, Device)> {
+pub fn load(args: &args::Model) -> Result<(Model, Binding)> {
     let rules = args.bind.iter().map(|rule| rule.parse()).collect::<Result<Vec<Rule>, _>>()?;
     let device = match args.device {
         DeviceArg::Cpu => Device::Cpu,
@@ -25,26 +34,49 @@ pub fn load(args: &args::Model) -> Result<(Model, Vec<Rule>, Device)> {
             Device::Cuda(CudaDevice::open(0)?)
         }
     };
-    Ok((Model::load(&args.model)?, rules, device))
-}
-
-/// Binds by the rules; seats that were refused are in the plan.
-pub fn plan(model: &mut Model, rules: &[Rule], device: &Device, strict: bool) -> Result<Plan> {
-    let mode = if strict { GuardMode::Strict } else { GuardMode::Fallback };
-    let mut plan = structures::bind(model, rules, BindOptions { device, staged: true, mode })?;
-    for bank in model.banks() {
-        let reason = "no implementation of moe_experts is linked".to_string();
-        plan.push(bank.path, bank.dims, Outcome::Kept { reason });
+    let mode = if args.strict { GuardMode::Strict } else { GuardMode::Fallback };
+    let scale_mode = match args.nvfp4_scales {
+        ScalesArg::TwoLevel => ScaleMode::TwoLevel,
+        ScalesArg::SingleLevel => ScaleMode::SingleLevel,
+    };
+    let calibration = args.calibration.as_ref().map(Calibration::load).transpose()?;
+    let model = Model::load(&args.model)?;
+    if let Some(calibration) = &calibration {
+        calibration.check_model(&model.config().dims())?;
     }
-    Ok(plan)
+    Ok((model, Binding { rules, device, mode, scale_mode, calibration }))
 }
 
-/// As [`plan`], for commands that run the model: a refusal ends them.
-pub fn bind(model: &mut Model, rules: &[Rule], device: &Device, strict: bool) -> Result<Plan> {
-    let plan = plan(model, rules, device, strict)?;
-    match plan.first_refusal() {
-        Some(reason) => bail!("{reason}"),
-        None => Ok(plan),
+impl Binding {
+    /// Whether there is nothing to bind.
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// Binds by the rules; seats that were refused are in the plan.
+    pub fn plan(&self, model: &mut Model) -> Result<Plan> {
+        let options = BindOptions {
+            device: &self.device,
+            staged: true,
+            mode: self.mode,
+            scale_mode: self.scale_mode,
+            calibration: self.calibration.as_ref(),
+        };
+        let mut plan = structures::bind(model, &self.rules, options)?;
+        for bank in model.banks() {
+            let reason = "no implementation of moe_experts is linked".to_string();
+            plan.push(bank.path, bank.dims, Outcome::Kept { reason });
+        }
+        Ok(plan)
+    }
+
+    /// As [`plan`](Self::plan), for commands that run the model: a refusal ends them.
+    pub fn bind(&self, model: &mut Model) -> Result<Plan> {
+        let plan = self.plan(model)?;
+        match plan.first_refusal() {
+            Some(reason) => bail!("{reason}"),
+            None => Ok(plan),
+        }
     }
 }
 

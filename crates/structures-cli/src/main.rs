@@ -1,14 +1,16 @@
-//! `structures`: look into the registry, see what would serve each seat of a model, generate text, measure perplexity.
+//! `structures`: look into the registry, see what would serve each seat of a model, generate text, calibrate, measure perplexity.
 //!
 //! Errors are one line on stderr, and exit code 2.
 
 mod args;
+mod calibrate;
 mod eval;
 mod explain;
 mod generate;
 mod host;
 mod list;
 mod text;
+mod tokens;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
         Command::List(list) => list::run(list),
         Command::Explain(explain) => explain::run(explain),
         Command::Generate(generate) => generate::run(generate),
+        Command::Calibrate(calibrate) => calibrate::run(calibrate),
         Command::Eval(eval) => eval::run(eval),
     };
     match outcome {

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 fn assets() -> PathBuf {
@@ -27,7 +27,7 @@ fn stdout(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn json(args: &[&str]) -> Value {
+fn answer(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(args)).unwrap()
 }
 
@@ -89,9 +89,11 @@ fn list_names_what_is_linked_and_what_was_built() {
     let table = stdout(&["list"]);
     assert!(table.contains("linear_proj"), "{table}");
     assert!(table.contains("w8a16_static"), "{table}");
-    let rows = json(&["list", "--json"]);
-    assert_eq!(rows[0]["id"], "linear_proj/nvfp4_dynamic");
-    assert_eq!(rows[1]["id"], "linear_proj/w8a16_static");
+    let rows = answer(&["list", "--json"]);
+    let ids =
+        ["nvfp4_balance", "nvfp4_dynamic", "w8a16_static"].map(|variant| format!("linear_proj/{variant}"));
+    assert_eq!(rows.as_array().unwrap().iter().map(|row| row["id"].clone()).collect::<Vec<_>>(), ids);
+    assert_eq!((&rows[0]["calibrated"], &rows[1]["calibrated"]), (&json!(true), &json!(false)));
     assert_eq!(rows[0]["envelope"]["band"]["max"], 16);
 }
 
@@ -99,7 +101,7 @@ fn list_names_what_is_linked_and_what_was_built() {
 fn explain_gives_every_seat_a_reason() {
     let model = tiny_dense();
     let args = ["explain", "--model", &model, "--bind", "*=w8a16_static", "--bind", "lm_head=host", "--json"];
-    let plan = json(&args);
+    let plan = answer(&args);
     let seats = plan["seats"].as_array().unwrap();
     let of = |path: &str| seats.iter().find(|seat| seat["path"] == path).unwrap()["outcome"].clone();
     assert_eq!(of("lm_head")["outcome"], "kept");
@@ -110,6 +112,23 @@ fn explain_gives_every_seat_a_reason() {
     let table = stdout(&args[..args.len() - 1]);
     assert!(table.contains("kept: a rule keeps it at the host"), "{table}");
     assert!(table.contains("other M dispatched to the host"), "{table}");
+
+    // The receipt says which scales NVFP4 has.
+    for (scales, format) in [("two-level", "NVFP4 two-level"), ("single-level", "NVFP4 single-level")] {
+        let plan = answer(&[
+            "explain",
+            "--model",
+            &model,
+            "--bind",
+            "lm_head=nvfp4_dynamic",
+            "--nvfp4-scales",
+            scales,
+            "--json",
+        ]);
+        let seats = plan["seats"].as_array().unwrap();
+        let head = seats.iter().find(|seat| seat["path"] == "lm_head").unwrap();
+        assert_eq!(head["outcome"]["receipt"]["formats"]["weights"], format);
+    }
 }
 
 #[test]
@@ -127,7 +146,7 @@ fn generate_prints_the_golden_text() {
     let prompt = &golden["prompts"][0];
     let model = tiny_dense();
     let text = prompt["text"].as_str().unwrap();
-    let generation = json(&["generate", "--model", &model, "--max-new", "96", "--json", text]);
+    let generation = answer(&["generate", "--model", &model, "--max-new", "96", "--json", text]);
     assert_eq!(generation["prompt_ids"], prompt["prompt_ids"]);
     assert_eq!(generation["new_ids"], prompt["greedy_ids"]);
 
@@ -137,8 +156,16 @@ fn generate_prints_the_golden_text() {
     assert!(streamed.contains("tokens/s"), "{streamed}");
 
     let ids: Vec<String> = prompt["prompt_ids"].as_array().unwrap().iter().map(ToString::to_string).collect();
-    let from_ids =
-        json(&["generate", "--model", &model, "--max-new", "5", "--json", "--prompt-tokens", &ids.join(",")]);
+    let from_ids = answer(&[
+        "generate",
+        "--model",
+        &model,
+        "--max-new",
+        "5",
+        "--json",
+        "--prompt-tokens",
+        &ids.join(","),
+    ]);
     assert_eq!(from_ids["new_ids"].as_array().unwrap()[..], generation["new_ids"].as_array().unwrap()[..5]);
 }
 
@@ -147,7 +174,7 @@ fn generate_counts_its_bound_calls() {
     let model = tiny_dense();
     let bind = "*=linear_proj/w8a16_static";
     let args = ["generate", "--model", &model, "--bind", bind, "--max-new", "4", "--json", "A trait"];
-    let ledger = &json(&args)["ledger"];
+    let ledger = &answer(&args)["ledger"];
     let sum = |key: &str| ledger["summary"][key].as_u64().unwrap();
     assert!(sum("served") > 0);
     assert_eq!(sum("calls"), sum("served") + sum("dispatched_by_band") + sum("fallbacks") + sum("refused"));
@@ -172,10 +199,130 @@ fn eval_measures_both_forms() {
         "*=w8a16_static",
         "--json",
     ];
-    let eval = json(&args);
+    let eval = answer(&args);
     assert_eq!(eval["host"]["tokens"], 512);
     let ratio = eval["bound"]["ratio"].as_f64().unwrap();
     assert!(ratio != 1.0 && (ratio - 1.0).abs() < 0.02, "{ratio}");
+}
+
+/// A small calibration of tiny-dense.
+fn calibrate(folder: &TempDir, extra: &[&str]) -> (PathBuf, String) {
+    let out = folder.path().join("calibration.json");
+    let tokens = assets().join("valid_tokens.u16").display().to_string();
+    let (model, file) = (tiny_dense(), out.display().to_string());
+    let args =
+        ["calibrate", "--model", &model, "--tokens", &tokens, "--window", "32", "--limit", "64", &file];
+    (out, stdout(&[&args[..], extra].concat()))
+}
+
+#[test]
+fn calibrate_writes_what_a_balance_needs() {
+    let folder = TempDir::new().unwrap();
+    let (file, said) = calibrate(&folder, &["--skip", "1000", "--percentile", "0.5"]);
+    assert!(said.starts_with("32 seats over 2 windows of 32 tokens, percentile 0.5: "), "{said}");
+    let calibration: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(calibration["format"], 1);
+    assert_eq!((&calibration["samples"], &calibration["window"]), (&json!(2), &json!(32)));
+    assert_eq!(calibration["percentile"], 0.5);
+    assert_eq!(
+        (&calibration["model"]["hidden_size"], &calibration["model"]["vocab_size"]),
+        (&json!(256), &json!(2048))
+    );
+    let head = &calibration["seats"]["lm_head"];
+    assert_eq!((&head["k"], head["amax"].as_array().unwrap().len()), (&json!(256), 256));
+
+    let (model, path) = (tiny_dense(), file.display().to_string());
+    let args = ["explain", "--model", &model, "--bind", "*=nvfp4_balance", "--calibration", &path, "--json"];
+    let plan = answer(&args);
+    assert_eq!(plan["summary"]["bound"], 32);
+    assert_eq!(
+        plan["seats"][0]["outcome"]["receipt"]["formats"]["activations"],
+        "NVFP4 two-level per row, balanced"
+    );
+}
+
+#[test]
+fn bad_calibrations_are_refused() {
+    let bind = |extra: &[&str]| {
+        generate_error(&assets().join("tiny-dense"), &[&["--bind", "lm_head=nvfp4_balance"], extra].concat())
+    };
+    let line = bind(&[]);
+    assert!(line.starts_with("lm_head: linear_proj/nvfp4_balance needs"), "{line}");
+    assert!(line.contains("no calibration was given; `structures calibrate` records it"), "{line}");
+    assert!(bind(&["--calibration", "no/such.json"]).starts_with("no/such.json: No such file"));
+
+    let folder = TempDir::new().unwrap();
+    let (file, _) = calibrate(&folder, &[]);
+    let path = file.display().to_string();
+    let whole = fs::read_to_string(&file).unwrap();
+    assert_eq!(bind_status(&path), Some(0));
+    let changed = |text: String| {
+        fs::write(&file, text).unwrap();
+        bind(&["--calibration", &path])
+    };
+    for cut in [0, 1, 100, whole.len() / 2, whole.len() - 1] {
+        let line = changed(whole[..cut].to_string());
+        assert!(line.starts_with(&path) && line.contains("EOF while parsing"), "cut to {cut}: {line}");
+    }
+    let edited = |change: &dyn Fn(&mut Value)| {
+        let mut value: Value = serde_json::from_str(&whole).unwrap();
+        change(&mut value);
+        changed(value.to_string())
+    };
+    let head = |value: &mut Value, change: &dyn Fn(&mut Vec<Value>)| {
+        change(value["seats"]["lm_head"]["amax"].as_array_mut().unwrap());
+    };
+    let line = edited(&|value| value["format"] = json!(2));
+    assert_eq!(line, format!("{path}: format 2, this program reads 1"));
+    let line = edited(&|value| {
+        value["seats"].as_object_mut().unwrap().remove("lm_head");
+    });
+    assert!(
+        line.contains("lm_head") && line.contains("the calibration that was given has no such seat"),
+        "{line}"
+    );
+    let line = edited(&|value| {
+        head(value, &|amax| {
+            amax.pop();
+        });
+    });
+    assert_eq!(line, format!("{path}: lm_head: amax: shape [255], expected [256]"));
+    // Consistent with itself, and not with the seat.
+    let line = edited(&|value| {
+        head(value, &|amax| amax.truncate(16));
+        value["seats"]["lm_head"]["k"] = json!(16);
+    });
+    assert_eq!(line, "lm_head: amax of input channels: shape [16], expected [256]");
+    let line = edited(&|value| head(value, &|amax| amax[3] = json!(-0.5)));
+    assert_eq!(
+        line,
+        format!("{path}: lm_head: amax: element 3 is -0.5; it must be a magnitude, not negative")
+    );
+    let line = edited(&|value| head(value, &|amax| amax[3] = json!(1e300)));
+    assert_eq!(line, format!("{path}: lm_head: amax: element 3 is inf; it must be finite"));
+    let line = changed(whole.replacen("\"amax\":[", "\"amax\":[NaN,", 1));
+    assert!(line.starts_with(&path) && line.contains("expected"), "{line}");
+    let line = edited(&|value| value["percentile"] = json!(1.5));
+    assert_eq!(line, "percentile of a calibration is 1.5; it must be in 0..=1");
+    let line = edited(&|value| value["model"]["hidden_size"] = json!(512));
+    assert_eq!(line, "calibration: hidden_size is 512; it must be that of the model, 256");
+    let line = edited(&|value| value["model"]["num_experts"] = json!(4));
+    assert_eq!(line, "calibration: num_experts is 4; it must be that of the model, absent");
+
+    let tokens = assets().join("valid_tokens.u16").display().to_string();
+    let model = tiny_dense();
+    let args = ["calibrate", "--model", &model, "--tokens", &tokens, "--limit", "256", "--percentile", "-1"];
+    let line = error(&[&args[..7], &["--percentile=-1", &path]].concat());
+    assert_eq!(line, "percentile of a calibration is -1; it must be in 0..=1");
+}
+
+/// The exit code of one token with a balanced head.
+fn bind_status(calibration: &str) -> Option<i32> {
+    let model = tiny_dense();
+    let args = ["generate", "--model", &model, "--max-new", "1", "--prompt-tokens", "1,2"];
+    run(&[&args[..], &["--bind", "lm_head=nvfp4_balance", "--calibration", calibration]].concat())
+        .status
+        .code()
 }
 
 #[test]
@@ -244,7 +391,10 @@ fn bad_rules_are_refused() {
     let model = assets().join("tiny-dense");
     let bind = |rule: &str| generate_error(&model, &["--bind", rule]);
     let line = bind("*=nope");
-    assert_eq!(line, "unknown variant `nope` of linear_proj; linked here: nvfp4_dynamic, w8a16_static");
+    assert_eq!(
+        line,
+        "unknown variant `nope` of linear_proj; linked here: nvfp4_balance, nvfp4_dynamic, w8a16_static"
+    );
     let line = bind("*=nope/w8a16_static");
     assert!(line.starts_with("unknown structure `nope`; linked here: linear_proj"), "{line}");
     let line = bind("model.layers.9.*=w8a16_static");
@@ -254,7 +404,7 @@ fn bad_rules_are_refused() {
 
 #[test]
 fn a_gpu_that_is_not_there_is_refused() {
-    let built = !json(&["list", "--json"])[0]["kernels"]["built"].as_array().unwrap().is_empty();
+    let built = !answer(&["list", "--json"])[0]["kernels"]["built"].as_array().unwrap().is_empty();
     let model = assets().join("tiny-dense");
     if !built {
         let line = generate_error(&model, &["--device", "cuda", "--bind", "*=w8a16_static"]);

@@ -1,5 +1,7 @@
 use device::Device;
-use linear_proj::{Bind, BoundProj, DenseWeights, Door, Host, SeatState, Staged};
+use linear_proj::{
+    Bind, BoundProj, Calibration, DenseWeights, Door, Host, Options, ScaleMode, SeatState, Staged,
+};
 use structure_core::{GuardMode, Refusal};
 
 use crate::{Outcome, Plan, Rule, Target};
@@ -13,6 +15,10 @@ pub struct BindOptions<'a> {
     pub staged: bool,
     /// What a seat does with a call that is not of the bound form.
     pub mode: GuardMode,
+    /// The scales of NVFP4 variants.
+    pub scale_mode: ScaleMode,
+    /// What `calibrated` variants are bound with.
+    pub calibration: Option<&'a Calibration>,
 }
 
 /// Binds a host's seats by `rules`. A seat that an implementation refuses stays at the host, and the plan says why.
@@ -85,7 +91,20 @@ fn make(
     door: &Door,
     options: BindOptions<'_>,
 ) -> Result<Box<dyn BoundProj>, Refusal> {
-    let proj = door.bind(&Bind { seat: path, weights, bias: None, device: options.device })?;
+    let bind = Bind { seat: path, weights, bias: None, device: options.device };
+    let amax = options.calibration.and_then(|calibration| calibration.amax(path));
+    let proj = door
+        .bind_with(&bind, &Options { scale_mode: options.scale_mode, amax, ..Options::default() })
+        .map_err(|refusal| match refusal {
+            Refusal::NotCalibrated { seat, id, .. } if options.calibration.is_some() => {
+                Refusal::NotCalibrated {
+                    seat,
+                    id,
+                    missing: "the calibration that was given has no such seat",
+                }
+            }
+            other => other,
+        })?;
     match options.device {
         Device::Cuda(gpu) if options.staged => Ok(Box::new(Staged::new(proj, &gpu.new_stream()?)?)),
         _ => Ok(proj),

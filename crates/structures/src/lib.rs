@@ -14,7 +14,7 @@
 //! assert!(registration.envelope.band.takes(16));
 //!
 //! let refusal = structures::get("linear_proj", "nope").unwrap_err();
-//! assert_eq!(refusal.to_string(), "unknown variant `nope` of linear_proj; linked here: nvfp4_dynamic, w8a16_static");
+//! assert_eq!(refusal.to_string(), "unknown variant `nope` of linear_proj; linked here: nvfp4_balance, nvfp4_dynamic, w8a16_static");
 //! # Ok::<(), structure_core::Refusal>(())
 //! ```
 

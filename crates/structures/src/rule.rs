@@ -99,7 +99,7 @@ mod tests {
         assert!(refusal("[=w8a16_static").contains("unclosed character class"));
         assert_eq!(
             refusal("*=nope"),
-            "unknown variant `nope` of linear_proj; linked here: nvfp4_dynamic, w8a16_static"
+            "unknown variant `nope` of linear_proj; linked here: nvfp4_balance, nvfp4_dynamic, w8a16_static"
         );
         assert!(refusal("*=nope/x").starts_with("unknown structure `nope`; linked here: linear_proj"));
     }

@@ -1,0 +1,31 @@
+//! From dense weights and a calibration to a bound arm: balance, quantise, place, smoke, receipt.
+
+use device::Device;
+use linear_proj::{Bind, BoundProj, InverseBalance, Options};
+use linear_proj_nvfp4::{Quantized, RowQuantiser};
+use structure_core::Refusal;
+
+use crate::balance::{balance, inverse};
+use crate::{ENTRY, cpu};
+
+/// Binds dense weights. The door has checked shapes, types, finiteness, the calibration and that there is code for the device.
+pub(crate) fn bind(bind: &Bind<'_>, options: &Options<'_>) -> Result<Box<dyn BoundProj>, Refusal> {
+    let (mode, s) = (options.scale_mode, balance(options.calibrated(bind.seat, &ENTRY)?));
+    let weights = Quantized::new(bind, mode, Some(&s))?;
+    let inverse_balance = match options.inverse_balance {
+        InverseBalance::InQuantiser => Some(inverse(&s)),
+        InverseBalance::InProducer => None,
+    };
+    let rows = RowQuantiser { mode, inverse_balance };
+    let packing = weights.packing(Quantized::format(&bind.weights, mode, Some(&s)), &rows);
+    let receipt = bind.receipt(&ENTRY, packing, env!("CARGO_PKG_VERSION"));
+    match bind.device {
+        Device::Cpu => cpu::arm(weights, rows, bind, receipt),
+        #[cfg(kernels_built)]
+        Device::Cuda(gpu) => crate::cuda::arm(gpu, &weights, rows, bind, receipt),
+        #[cfg(not(kernels_built))]
+        Device::Cuda(_) => {
+            Err(Refusal::KernelsNotBuilt { id: ENTRY.id, reason: ENTRY.kernels.why_not.to_string() })
+        }
+    }
+}

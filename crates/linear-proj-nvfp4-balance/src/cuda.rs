@@ -1,0 +1,76 @@
+//! The CUDA arm: the safe wrapper of the launchers. Nothing else touches the ffi.
+#![allow(unsafe_code, reason = "the launchers are C functions")]
+
+use std::ffi::CStr;
+use std::ptr;
+
+use device::CudaDevice;
+use linear_proj::{Bind, BoundProj, CudaArm, RowType};
+use linear_proj_nvfp4::{Call, CudaForm, Launcher, Quantized, RowQuantiser};
+use structure_core::{Receipt, Refusal};
+
+use crate::{ENTRY, ffi};
+
+/// Packs for a GPU, uploads and runs the smoke.
+pub(crate) fn arm(
+    gpu: &CudaDevice,
+    weights: &Quantized,
+    rows: RowQuantiser,
+    bind: &Bind<'_>,
+    receipt: Receipt,
+) -> Result<Box<dyn BoundProj>, Refusal> {
+    let stream = gpu.new_stream()?;
+    let form = CudaForm::<Launchers>::new(&stream, bind.seat, weights, bind.bias, rows)?;
+    Ok(Box::new(CudaArm::bind(form, &stream, bind, &ENTRY, receipt)?))
+}
+
+/// The C functions of `cuda/nvfp4_balance.h`.
+struct Launchers;
+
+impl Launcher for Launchers {
+    fn prepare() -> Result<(), Refusal> {
+        // SAFETY: the trait promises that the device's context is current.
+        check("nvfp4_balance_prepare", unsafe { ffi::nvfp4_balance_prepare() })
+    }
+
+    fn project(call: &Call<'_>) -> Result<(), Refusal> {
+        let dtype = match call.dtype {
+            RowType::F32 => ffi::NVFP4_BALANCE_F32,
+            RowType::F16 => ffi::NVFP4_BALANCE_F16,
+            RowType::BF16 => ffi::NVFP4_BALANCE_BF16,
+        };
+        let arguments = ffi::nvfp4_balance_call {
+            codes: call.codes.pointer() as *const _,
+            scales: call.scales.pointer() as *const _,
+            bias: call.bias.map_or(ptr::null(), |bias| bias.pointer() as *const _),
+            inverse_balance: call
+                .inverse_balance
+                .map_or(ptr::null(), |inverse| inverse.pointer() as *const _),
+            x: call.x.pointer() as *const _,
+            y: call.y.pointer() as *mut _,
+            quantised: call.quantised.pointer() as *mut _,
+            globals: call.globals.pointer() as *mut _,
+            global: call.global,
+            m: call.m as i64,
+            n: call.n as i64,
+            k: call.k as i64,
+            dtype: dtype as i32,
+            slices: call.slices as i32,
+            single_level: call.single_level.into(),
+        };
+        // SAFETY: the pointers are device memory of this device with the lengths that a `Call` promises; they are borrowed for
+        // the call, and a view's contract holds until the stream's work is done.
+        check("nvfp4_balance_project", unsafe {
+            ffi::nvfp4_balance_project(&arguments, call.stream.raw().cast())
+        })
+    }
+}
+
+fn check(call: &str, code: i32) -> Result<(), Refusal> {
+    if code == 0 {
+        return Ok(());
+    }
+    // SAFETY: the runtime returns a static, NUL-terminated name for every code, known or not.
+    let name = unsafe { CStr::from_ptr(ffi::nvfp4_balance_error(code)) };
+    Err(Refusal::Cuda { call: call.to_string(), problem: name.to_string_lossy().into_owned() })
+}

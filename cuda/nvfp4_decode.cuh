@@ -1,0 +1,275 @@
+// NVFP4 times NVFP4 in the decode band: the quantiser of rows, and the kernels that take them from it or quantise their own.
+#pragma once
+
+#include <cstdint>
+#include <cuda_runtime.h>
+
+#include "cluster.cuh"
+#include "decode_band.cuh"
+#include "launch.cuh"
+#include "nvfp4_rows.cuh"
+#include "nvfp4_weights.cuh"
+
+namespace nvfp4_decode {
+
+using namespace nvfp4;
+using decode_band::Activations;
+using decode_band::Form;
+using decode_band::Tail;
+
+// Vectors of a row, up to whole tiles.
+__host__ __device__ inline int64_t vectors(int64_t k) {
+    return (k + PackedWeights::TILE_K - 1) / PackedWeights::TILE_K * (PackedWeights::TILE_K / Vector::LENGTH);
+}
+
+// Where the quantiser leaves a vector: in the order of B fragments, so that a warp's load is 512 bytes in a row.
+// [ceil(K / 64)][column tiles of 8 rows][2 halves of a block][8 rows][4 blocks of a tile].
+__device__ __forceinline__ int64_t fragment_index(int64_t m, int64_t vector, int column_tiles) {
+    const int64_t tile = vector / 8, t = vector / 2 % 4, half = vector % 2;
+    return ((tile * column_tiles + m / 8) * 2 + half) * 32 + m % 8 * 4 + t;
+}
+
+constexpr int QUANTISER_CLUSTER = 8, MAX_QUANTISER_THREADS = 512;
+
+// Threads of a block of the quantiser: those of a cluster's eight have one vector of the row each, up to a limit.
+inline int quantiser_threads(int64_t k) {
+    const int64_t threads = (vectors(k) / QUANTISER_CLUSTER + 31) / 32 * 32;
+    return static_cast<int>(threads < 32 ? 32 : threads < MAX_QUANTISER_THREADS ? threads : MAX_QUANTISER_THREADS);
+}
+
+// Half a block; the thread beside has the other half.
+__device__ __forceinline__ uint4 quantise_half(const Vector &in, float global, float reciprocal) {
+    uint32_t largest = in.largest_magnitude();
+    largest = max(largest, __shfl_xor_sync(3u << (threadIdx.x % 32 & ~1u), largest, 1));
+    return BlockScale::of(largest, global, reciprocal).quantise(in);
+}
+
+// One cluster quantises one row: to quantised, by fragments, and globals [M]. Blocks past the end of the row are zeros.
+template <typename T>
+__global__ void __launch_bounds__(MAX_QUANTISER_THREADS)
+    quantise(const Rows<T> rows, int cluster, int column_tiles, uint4 *__restrict__ quantised, float *__restrict__ globals) {
+    __shared__ uint32_t by_block[QUANTISER_CLUSTER];
+    let_next_start();
+    cluster_arrive_relaxed();
+    const int64_t m = blockIdx.x / cluster, end = vectors(rows.K);
+    const int rank = blockIdx.x % cluster, stride = cluster * blockDim.x;
+    const int64_t first = rank * blockDim.x + threadIdx.x;
+    wait_for_previous();
+
+    const Vector held = rows.load(m, first);
+    uint32_t largest = held.largest_magnitude();
+    for (int64_t v = first + stride; v < end; v += stride) largest = max(largest, rows.load(m, v).largest_magnitude());
+    largest = largest_of_block(largest);
+    cluster_wait();
+    if (threadIdx.x < cluster) store_to_rank(&by_block[rank], threadIdx.x, largest);
+    cluster_sync();
+    for (int block = 0; block < cluster; block++) largest = max(largest, by_block[block]);
+
+    const float global = rows.global(largest), reciprocal = __frcp_rn(global);
+    if (first == 0) globals[m] = global;
+    for (int64_t v = first; v < end; v += stride)
+        quantised[fragment_index(m, v, column_tiles)] = quantise_half(v == first ? held : rows.load(m, v), global, reciprocal);
+}
+
+// Rows that the quantiser has left.
+template <int ColumnTiles>
+struct QuantisedRows {
+    const uint4 *x;        // as fragment_index says
+    const float *globals;  // [M]
+
+    __device__ void prepare(const decode_band::Shape &, int64_t, int64_t, char *) { wait_for_previous(); }
+
+    using Cursor = const uint4 *;
+    __device__ Cursor at(int m, int64_t k) const { return x + fragment_index(m, k / Vector::LENGTH, ColumnTiles); }
+    __device__ static uint4 load(Cursor at, int tiles, int half, int64_t) {
+        return load_cached(at + (tiles * ColumnTiles * 2 + half) * 32);
+    }
+    __device__ static void advance(Cursor &at, int tiles) { at += tiles * ColumnTiles * 64; }
+    __device__ float global(int m) const { return globals[m]; }
+};
+
+// One row, quantised by every block for itself: its largest magnitude over all of K, then the block's slice into shared memory. For one
+// row that is less work than waiting for another kernel.
+template <typename T>
+struct OwnRow {
+    Rows<T> rows;
+    const uint4 *slice = nullptr;  // in shared memory, from vector `from` on
+    int64_t from = 0;
+    float scale = 0.0f;
+
+    // Of shared memory: a slice is never longer than its share of K and one tile more.
+    static int64_t bytes(int64_t k, int slices) {
+        const int64_t tiles = vectors(k) / 8;
+        return ((tiles + slices - 1) / slices + 1) * 8 * static_cast<int64_t>(sizeof(uint4));
+    }
+
+    __device__ void prepare(const decode_band::Shape &shape, int64_t begin, int64_t end, char *shared) {
+        uint4 *own = reinterpret_cast<uint4 *>(shared);
+        wait_for_previous();
+        uint32_t largest = 0;
+#pragma unroll 1
+        for (int64_t v = threadIdx.x; v < shape.K / Vector::LENGTH; v += 4 * blockDim.x) {
+            uint4 in[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) in[i] = rows.bits(0, v + i * blockDim.x);
+#pragma unroll
+            for (int i = 0; i < 4; i++) largest = max(largest, rows.balanced(in[i], v + i * blockDim.x).largest_magnitude());
+        }
+        scale = rows.global(largest_of_block(largest));
+        const float reciprocal = __frcp_rn(scale);
+        from = begin / Vector::LENGTH;
+#pragma unroll 1
+        for (int64_t v = from + threadIdx.x; v < end / Vector::LENGTH; v += blockDim.x)
+            own[v - from] = quantise_half(rows.load(0, v), scale, reciprocal);
+        slice = own;
+        __syncthreads();
+    }
+
+    using Cursor = const uint4 *;
+    __device__ Cursor at(int, int64_t k) const { return slice + (k / Vector::LENGTH - from); }
+    __device__ static uint4 load(Cursor at, int tiles, int half, int64_t) { return at[tiles * 8 + half]; }
+    __device__ static void advance(Cursor &at, int tiles) { at += tiles * 8; }
+    __device__ float global(int) const { return scale; }
+};
+
+struct Format : PackedWeights {
+    float global;
+
+    struct Cursor {
+        const uint4 *codes;
+        const unsigned short *scales;
+
+        __device__ Weights load(int tiles) const { return {load_streaming(codes + tiles * 32), load_streaming(scales + tiles * 32)}; }
+        __device__ void advance(int tiles) { codes += tiles * 32, scales += tiles * 32; }
+    };
+    __device__ Cursor at(int64_t tile, int lane) const { return {codes + tile * 32 + lane, scales + tile * 32 + lane}; }
+
+    template <int ColumnTiles>
+    __device__ void multiply(float (&sum)[ColumnTiles][4], const Weights &w, const uint4 (&x)[ColumnTiles][2]) const {
+        uint32_t a[4][4];
+        fragments(w, a);
+#pragma unroll
+        for (int step = 0; step < 4; step++)
+#pragma unroll
+            for (int c = 0; c < ColumnTiles; c++) {
+                const uint4 &part = x[c][step / 2];
+                mma_m16n8k16(sum[c], a[step], step % 2 == 0 ? part.x : part.z, step % 2 == 0 ? part.y : part.w);
+            }
+    }
+
+    // The two global scales are multiplied in FP64: a product of two small ones may be below FP32's range where the result is
+    // not. One rounding to FP32.
+    template <typename Rows>
+    __device__ float finish(float total, const Rows &rows, int m, int64_t n) const {
+        const double scale = static_cast<double>(global) * rows.global(m);
+        const float scaled = static_cast<float>(scale * (static_cast<double>(total) * FRAGMENT_UNDO));
+        return bias == nullptr ? scaled : __fadd_rn(scaled, bias[n]);
+    }
+};
+
+// Into how many slices K is cut: more where N alone gives too few blocks to keep the memory bus busy, and fewer where a slice is
+// long enough as it is. By N and K alone, so that the order of a sum does not depend on M.
+inline int slices(int64_t n, int64_t k) {
+    const int64_t groups = decode_band::groups(n);
+    if (groups <= 64) return 8;
+    if (groups <= 512) return k <= 8192 ? 8 : 4;
+    return groups <= 2048 ? 2 : 1;
+}
+
+// The fastest forms of those that were measured on an H200.
+//
+// One row: blocks of many features quantise it, so that few do. With very many blocks even that is too much, and the quantiser does it.
+template <typename T>
+auto choose_own(int64_t n, int64_t k) {
+    const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 1, Format, OwnRow<T>, T>(); };
+    const int64_t groups = decode_band::groups(n);
+    if (groups <= 64) return kernel(Form<2, 1, 4, Tail::Skip>());
+    if (groups <= 512)
+        return k <= 8192 ? kernel(Form<3, 4, 1, Tail::Skip>())
+                         : kernel(Form<6, 2, 1, Tail::Skip>());
+    return groups <= 960 ? kernel(Form<3, 2, 2, Tail::Skip>())
+                         : kernel(Form<3, 3, 1, Tail::Skip, Activations::Early, 2>());
+}
+
+// Whether that is the way for this call: its slice fits beside the sums.
+inline bool own_row(int64_t m, int64_t n, int64_t k, int slices) {
+    return m == 1 && decode_band::groups(n) <= 2048 && OwnRow<float>::bytes(k, slices) <= decode_band::MAX_SHARED / 2;
+}
+
+template <typename T>
+auto choose_narrow(int64_t n) {
+    const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 1, Format, QuantisedRows<1>, T>(); };
+    const int64_t groups = decode_band::groups(n);
+    if (groups <= 64) return kernel(Form<2, 1, 3, Tail::Skip>());
+    if (groups <= 512) return kernel(Form<1, 3, 1, Tail::Skip>());
+    if (groups <= 960) return kernel(Form<1, 2, 2, Tail::Skip>());
+    return groups <= 2048 ? kernel(Form<3, 3, 1, Tail::Skip>())
+                          : kernel(Form<1, 3, 1, Tail::Skip>());
+}
+
+template <typename T>
+auto choose_wide(int64_t n) {
+    const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 2, Format, QuantisedRows<2>, T>(); };
+    const int64_t groups = decode_band::groups(n);
+    if (groups <= 64) return kernel(Form<2, 1, 3, Tail::Skip, Activations::Late>());
+    if (groups <= 512) return kernel(Form<1, 2, 2, Tail::Skip, Activations::Late>());
+    return groups <= 960 ? kernel(Form<3, 2, 1, Tail::Skip, Activations::Late>())
+                         : kernel(Form<1, 2, 1, Tail::Skip>());
+}
+
+// What a call needs of scratch memory, aligned to 16 bytes: the quantised rows, then their globals.
+struct Scratch {
+    uint4 *rows;
+    float *globals;
+
+    static int64_t row_bytes(int64_t k) { return decode_band::MAX_ROWS * vectors(k) * static_cast<int64_t>(sizeof(uint4)); }
+    static int64_t bytes(int64_t k) { return row_bytes(k) + decode_band::MAX_ROWS * static_cast<int64_t>(sizeof(float)); }
+    Scratch(void *memory, int64_t k)
+        : rows(static_cast<uint4 *>(memory)),
+          globals(reinterpret_cast<float *>(static_cast<char *>(memory) + row_bytes(k))) {}
+};
+
+// Queues the quantiser, where there is one, and the projection: y [M, N] of x [M, K], M up to 16, K a multiple of 16.
+template <typename T>
+cudaError_t launch(const Format &format, const Rows<T> &rows, T *y, const Scratch &scratch, int64_t m, int64_t n, bool clusters,
+                   bool overlap, cudaStream_t stream) {
+    const int64_t k = rows.K;
+    const int cut = clusters ? slices(n, k) : 1;
+    if (own_row(m, n, k, cut)) {
+        OwnRow<T> own;
+        own.rows = rows;
+        return decode_band::launch(choose_own<T>(n, k), format, own, OwnRow<T>::bytes(k, cut), y, m, n, k, cut, overlap, stream);
+    }
+    Launch quantiser = {};
+    quantiser.cluster = clusters ? QUANTISER_CLUSTER : 1;
+    quantiser.blocks = m * quantiser.cluster;
+    quantiser.threads = quantiser_threads(k);
+    quantiser.overlap = overlap;
+    quantiser.stream = stream;
+    const int column_tiles = m > decode_band::COLUMNS ? 2 : 1;
+    const cudaError_t error =
+        launch_kernel(quantiser, quantise<T>, rows, quantiser.cluster, column_tiles, scratch.rows, scratch.globals);
+    if (error != cudaSuccess) return error;
+    if (column_tiles == 2) {
+        const QuantisedRows<2> quantised = {scratch.rows, scratch.globals};
+        return decode_band::launch(choose_wide<T>(n), format, quantised, 0, y, m, n, k, cut, overlap, stream);
+    }
+    const QuantisedRows<1> quantised = {scratch.rows, scratch.globals};
+    return decode_band::launch(choose_narrow<T>(n), format, quantised, 0, y, m, n, k, cut, overlap, stream);
+}
+
+// Loads every kernel that `launch` may choose into the current context.
+template <typename T>
+cudaError_t prepare() {
+    cudaError_t error = decode_band::load(quantise<T>);
+    for (int64_t groups : {1, 65, 513, 961, 2049})
+        for (int64_t k : {64, 16384}) {
+            const int64_t n = groups * decode_band::GROUP;
+            if (error == cudaSuccess) error = decode_band::load(choose_own<T>(n, k).function);
+            if (error == cudaSuccess) error = decode_band::load(choose_narrow<T>(n).function);
+            if (error == cudaSuccess) error = decode_band::load(choose_wide<T>(n).function);
+        }
+    return error;
+}
+
+}  // namespace nvfp4_decode
