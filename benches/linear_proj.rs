@@ -7,7 +7,7 @@ use anyhow::Result;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use device::Device;
 use half::bf16;
-use linear_proj::{Bind, DenseWeights, Rows, RowsMut};
+use linear_proj::{Bind, DenseWeights, Options, Rows, RowsMut};
 
 fn main() -> Result<()> {
     #[cfg(kernels_built)]
@@ -34,7 +34,9 @@ fn cpu_arm(criterion: &mut Criterion, variant: &str) -> Result<()> {
         bias: None,
         device: &Device::Cpu,
     };
-    let mut proj = structures::linear_proj(variant)?.bind(&bind)?;
+    let amax = benches::random::magnitudes(k, 3);
+    let options = Options { amax: Some(&amax), ..Options::default() };
+    let mut proj = structures::linear_proj(variant)?.bind_with(&bind, &options)?;
     let mut group = criterion.benchmark_group(format!("linear_proj/{variant}"));
     group.sample_size(20);
     for m in [1, 16] {
@@ -63,7 +65,7 @@ mod on_gpu {
     use benches::{gpu, plot, protocol, table};
     use device::{Buffer, CudaDevice, Device, Stream};
     use half::bf16;
-    use linear_proj::{Bind, BoundProj, DenseWeights, Rows, RowsMut};
+    use linear_proj::{Bind, BoundProj, DenseWeights, Options, Rows, RowsMut};
     use structure_core::Registration;
     use time::OffsetDateTime;
 
@@ -132,10 +134,12 @@ mod on_gpu {
             device: &device,
         };
         let door = structures::linear_proj(registration.id.variant)?;
-        let mut bound: Vec<Box<dyn BoundProj>> = vec![door.bind(&bind)?];
+        let amax = benches::random::magnitudes(k, 3);
+        let options = Options { amax: Some(&amax), ..Options::default() };
+        let mut bound: Vec<Box<dyn BoundProj>> = vec![door.bind_with(&bind, &options)?];
         let weight_bytes = bound[0].receipt().weight_bytes as usize;
         while bound.len() < protocol::copies(weight_bytes) {
-            bound.push(door.bind(&bind)?);
+            bound.push(door.bind_with(&bind, &options)?);
         }
         let (copies, band) = (bound.len(), bound[0].form().band);
         let mut rows = Vec::new();
