@@ -1,12 +1,13 @@
-//! Benches of `linear_proj`. With a GPU: time against the floor, a table, and `results/<gpu>.json`. Without: the CPU arms.
+//! Benches of `linear_proj`. With a GPU: time against the floor, tables, `results/<gpu>.json` and pictures. Without: the CPU arms.
 //!
-//! `cargo xtask bench linear_proj/w8a16_static` runs one implementation.
+//! `cargo xtask bench linear_proj/w8a16_static` runs one implementation. `STRUCTURES_RESULTS` names another folder for the
+//! results; `STRUCTURES_PEERS` names the files of `benches/peers/peers.py` that go into them, with `:` between.
 
 use anyhow::Result;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use device::Device;
 use half::bf16;
-use linear_proj::{Bind, DenseWeights, Rows, RowsMut};
+use linear_proj::{Bind, DenseWeights, Options, Rows, RowsMut};
 
 fn main() -> Result<()> {
     #[cfg(kernels_built)]
@@ -33,7 +34,9 @@ fn cpu_arm(criterion: &mut Criterion, variant: &str) -> Result<()> {
         bias: None,
         device: &Device::Cpu,
     };
-    let mut proj = structures::linear_proj(variant)?.bind(&bind)?;
+    let amax = benches::random::magnitudes(k, 3);
+    let options = Options { amax: Some(&amax), ..Options::default() };
+    let mut proj = structures::linear_proj(variant)?.bind_with(&bind, &options)?;
     let mut group = criterion.benchmark_group(format!("linear_proj/{variant}"));
     group.sample_size(20);
     for m in [1, 16] {
@@ -53,39 +56,39 @@ fn cpu_arm(criterion: &mut Criterion, variant: &str) -> Result<()> {
 
 #[cfg(kernels_built)]
 mod on_gpu {
+    use std::env;
     use std::path::PathBuf;
 
     use anyhow::{Context, Result};
+    use benches::peers::Peers;
     use benches::results::{Results, Row};
-    use benches::{gpu, plot};
+    use benches::{gpu, plot, protocol, table};
     use device::{Buffer, CudaDevice, Device, Stream};
     use half::bf16;
-    use linear_proj::{Bind, BoundProj, DenseWeights, Rows, RowsMut};
+    use linear_proj::{Bind, BoundProj, DenseWeights, Options, Rows, RowsMut};
     use structure_core::Registration;
     use time::OffsetDateTime;
 
-    /// N and K of the projections of the 27B host, and its vocabulary head.
-    const SHAPES: &[(usize, usize)] =
-        &[(17408, 5120), (5120, 17408), (12288, 5120), (5120, 6144), (1024, 5120), (248_320, 5120)];
-    const ROWS: &[usize] = &[1, 2, 4, 8, 16];
-
     pub fn run(gpu: &CudaDevice) -> Result<()> {
-        let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
+        let filter = env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
+        // Read first, so that a wrong file costs no measuring.
+        let files = env::var_os("STRUCTURES_PEERS");
+        let peers = files.iter().flat_map(env::split_paths).map(|path| Peers::read(&path, gpu.name()));
+        let peers = peers.collect::<Result<Vec<Peers>>>()?;
         let stream = gpu.new_stream()?;
         let read_gbs = gpu::read_bandwidth(&stream)?;
         eprintln!("{}: streaming read {read_gbs:.0} GB/s", gpu.name());
-        let (mut rows, mut ids) = (Vec::new(), Vec::new());
+        let mut rows = Vec::new();
         for registration in structures::list()? {
             if registration.id.structure == linear_proj::STRUCTURE
                 && registration.id.to_string().contains(&filter)
             {
-                ids.push(registration.id.to_string());
-                for &(n, k) in SHAPES {
+                for (n, k) in protocol::SHAPES {
                     rows.extend(measure(registration, &stream, n, k, read_gbs)?);
                 }
             }
         }
-        let results = Results {
+        let mut results = Results {
             gpu: gpu.name().to_string(),
             driver: driver_version(),
             cuda: gpu.driver_cuda_version()?,
@@ -93,13 +96,15 @@ mod on_gpu {
             read_gbs,
             sources: env!("STRUCTURES_SOURCES_DIGEST").to_string(),
             rows,
+            unmeasured: Vec::new(),
         };
-        println!("{}", results.table());
+        peers.into_iter().for_each(|peers| peers.add_to(&mut results));
+        println!("{}", table::tables(&results));
         let folder =
-            std::env::var_os("STRUCTURES_RESULTS").map_or_else(|| PathBuf::from("results"), PathBuf::from);
+            env::var_os("STRUCTURES_RESULTS").map_or_else(|| PathBuf::from("results"), PathBuf::from);
         println!("written to {}", results.write(&folder).context("results")?.display());
-        for id in ids {
-            println!("drawn to {}", plot::draw(&results, &id, &folder)?.display());
+        for id in results.ids() {
+            println!("drawn to {}", plot::draw(&results, id, &folder)?.display());
         }
         Ok(())
     }
@@ -129,24 +134,35 @@ mod on_gpu {
             device: &device,
         };
         let door = structures::linear_proj(registration.id.variant)?;
-        let mut bound: Vec<Box<dyn BoundProj>> = vec![door.bind(&bind)?];
+        let amax = benches::random::magnitudes(k, 3);
+        let options = Options { amax: Some(&amax), ..Options::default() };
+        let mut bound: Vec<Box<dyn BoundProj>> = vec![door.bind_with(&bind, &options)?];
         let weight_bytes = bound[0].receipt().weight_bytes as usize;
-        while bound.len() < gpu::copies(weight_bytes) {
-            bound.push(door.bind(&bind)?);
+        while bound.len() < protocol::copies(weight_bytes) {
+            bound.push(door.bind_with(&bind, &options)?);
         }
+        let (copies, band) = (bound.len(), bound[0].form().band);
         let mut rows = Vec::new();
-        for &m in ROWS {
+        // What an implementation leaves to its host is not its own to measure.
+        for m in protocol::rows(n, k).filter(|&m| band.takes(m)) {
             let x = Buffer::from_host(stream, &benches::random::uniform_bf16(m * k, 2), &[m, k])?;
             let mut y = Buffer::<bf16>::zeros(stream, &[m, n])?;
-            let us = gpu::time(stream, bound.len(), |copy| {
-                let output = RowsMut::device(y.view_mut(), m, n)?;
-                bound[copy].project(Rows::device(x.view(), stream, m, k)?, output)
-            })?;
             let bytes = (weight_bytes + m * (n + k) * size_of::<bf16>()) as f64;
-            let row =
-                Row { n: Some(n), k: Some(k), m: Some(m), ..Row::new(&id, "project", us, bytes, read_gbs) };
-            eprintln!("{id} {n} x {k}, M = {m}: {us:.2} us, {:.3} of the floor", row.ratio);
-            rows.push(row);
+            for overlap in [true, false] {
+                if !overlap && !protocol::WITHOUT_OVERLAP.contains(&m) {
+                    continue;
+                }
+                stream.set_overlap(overlap);
+                let us = gpu::time(stream, copies, protocol::calls(copies, m), |copy| {
+                    let output = RowsMut::device(y.view_mut(), m, n)?;
+                    bound[copy].project(Rows::device(x.view(), stream, m, k)?, output)
+                })?;
+                stream.set_overlap(true);
+                let row = Row::new(&id, "project", us, bytes, read_gbs).of_projection(n, k, m);
+                let how = if overlap { "" } else { ", without overlap" };
+                eprintln!("{id} {n} x {k}, M = {m}{how}: {us:.2} us, {:.3} of the floor", row.ratio);
+                rows.push(Row { overlap, ..row });
+            }
         }
         Ok(rows)
     }

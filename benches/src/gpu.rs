@@ -4,30 +4,18 @@ use device::{Buffer, Event, Graph, Stream};
 use structure_core::Refusal;
 
 use crate::cuda;
+use crate::protocol::{self, REPLAYS};
 
-/// Replays of a graph, of which the median counts.
-const REPLAYS: usize = 20;
-/// Calls of one graph: enough that the graph's own launch does not show.
-const CALLS: usize = 64;
-/// Bytes that rotating copies add up to at least, several times any L2.
-const ROTATE_BYTES: usize = 400_000_000;
-
-/// How many copies of `bytes` each keep a rotation out of L2.
-pub fn copies(bytes: usize) -> usize {
-    ROTATE_BYTES.div_ceil(bytes.max(1)).max(2)
-}
-
-/// Median microseconds of one call: `calls` are put into one graph in turn until it holds enough of them.
+/// Median microseconds of one call, of `calls` that are replayed as one graph and take the copies in turn.
 ///
 /// # Errors
 /// What a call or the driver says.
 pub fn time(
     stream: &Stream,
     copies: usize,
+    calls: usize,
     mut call: impl FnMut(usize) -> Result<(), Refusal>,
 ) -> Result<f64, Refusal> {
-    // Whole rotations, so that every copy is read equally often.
-    let calls = CALLS.div_ceil(copies) * copies;
     for copy in 0..copies {
         call(copy)?;
     }
@@ -56,6 +44,7 @@ pub fn read_bandwidth(stream: &Stream) -> Result<f64, Refusal> {
     let bytes: Vec<u8> = random.iter().flat_map(|value| value.to_le_bytes()).collect();
     let data = [Buffer::from_host(stream, &bytes, &[BYTES])?, Buffer::from_host(stream, &bytes, &[BYTES])?];
     let mut sink = Buffer::zeros(stream, &[16])?;
-    let us = time(stream, 2, |copy| cuda::stream_read(stream, &data[copy], &mut sink))?;
+    let us =
+        time(stream, 2, protocol::calls(2, 1), |copy| cuda::stream_read(stream, &data[copy], &mut sink))?;
     Ok(BYTES as f64 / us / 1e3)
 }

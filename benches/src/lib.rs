@@ -2,8 +2,9 @@
 //!
 //! On a GPU (module `gpu`, where kernels are built): the floor of a call is the fewest bytes it must read and write, over the
 //! read bandwidth that our own streaming kernel reaches in the same run. Calls rotate among copies of their weights so that
-//! nothing comes from L2, many calls are replayed as one graph, and the median of twenty replays counts. [`results`] are one
-//! JSON file a GPU.
+//! nothing comes from L2, many calls are replayed as one graph, and the median of twenty replays counts: [`protocol`] has the
+//! numbers, and `peers/` follows them with other libraries. [`results`] are one JSON file a GPU; [`mod@table`], [`plot`] and
+//! [`readme`] show it.
 //!
 //! On the CPU: criterion, for the trend of the CPU arms alone.
 //!
@@ -20,8 +21,12 @@ mod cuda;
 mod ffi;
 #[cfg(kernels_built)]
 pub mod gpu;
+pub mod peers;
 pub mod plot;
+pub mod protocol;
 pub mod random;
+pub mod readme;
 pub mod results;
+pub mod table;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));

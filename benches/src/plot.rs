@@ -1,8 +1,8 @@
-//! Results as a picture: time over the bytes that a call must move, both logarithmic, beside the floor.
+//! Results as a picture: time over the bytes that a call must move, both logarithmic, beside the floor and other libraries.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use plotters::prelude::*;
 
 use crate::results::{Results, Row};
@@ -12,16 +12,24 @@ const FONT: &str = "sans-serif";
 /// The row counts that are drawn, with a colour each.
 const ROWS: [(usize, RGBColor); 3] =
     [(1, RGBColor(0, 90, 181)), (8, RGBColor(220, 140, 0)), (16, RGBColor(200, 40, 40))];
+/// Peers are drawn at one row, as crosses in these greys.
+const GREYS: [RGBColor; 3] = [RGBColor(110, 110, 110), RGBColor(160, 160, 160), RGBColor(200, 200, 200)];
 
-/// Draws all rows of one implementation to `folder/<gpu>-<id>.svg`, with `/` in the id as `-`.
+/// The picture of an implementation: `folder/<gpu>-<id>.svg`, with `/` in the id as `-`.
+pub fn path(results: &Results, id: &str, folder: &Path) -> PathBuf {
+    let path = results.path(folder);
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!("{stem}-{}.svg", id.replace('/', "-")))
+}
+
+/// Draws an implementation's rows, and those of peers with the same weights, to its [`path`].
 ///
 /// # Errors
 /// With the path, when the file cannot be written.
 pub fn draw(results: &Results, id: &str, folder: &Path) -> Result<PathBuf> {
-    let path = results.path(folder);
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-    let path = path.with_file_name(format!("{stem}-{}.svg", id.replace('/', "-")));
-    let rows: Vec<&Row> = results.rows.iter().filter(|row| row.id == id).collect();
+    let path = path(results, id, folder);
+    let rows: Vec<&Row> =
+        results.rows_of(id).filter(|row| ROWS.iter().any(|(m, _)| row.m == Some(*m))).collect();
     chart(results, id, &rows, &path).with_context(|| path.display().to_string())?;
     Ok(path)
 }
@@ -32,6 +40,9 @@ fn megabytes(row: &Row, read_gbs: f64) -> f64 {
 }
 
 fn chart(results: &Results, id: &str, rows: &[&Row], path: &Path) -> Result<()> {
+    if rows.is_empty() {
+        bail!("{id} has no row at one of the row counts that are drawn");
+    }
     let gbs = results.read_gbs;
     let sizes = rows.iter().map(|row| megabytes(row, gbs));
     let (least, most) = sizes.fold((f64::INFINITY, 0f64), |(least, most), mb| (least.min(mb), most.max(mb)));
@@ -68,7 +79,20 @@ fn chart(results: &Results, id: &str, rows: &[&Row], path: &Path) -> Result<()> 
             .label(format!("M = {m}"))
             .legend(move |(x, y)| Circle::new((x + 9, y), 5, colour.filled()));
     }
-    chart.draw_series(labels(rows, gbs))?;
+    let peers = peers(results, rows);
+    let mut names: Vec<&str> = peers.iter().filter_map(|row| row.peer()).collect();
+    names.sort_unstable();
+    names.dedup();
+    for (name, grey) in names.into_iter().zip(GREYS.into_iter().cycle()) {
+        let grey = grey.stroke_width(2);
+        let points =
+            peers.iter().filter(|row| row.peer() == Some(name)).map(|row| (megabytes(row, gbs), row.us));
+        chart
+            .draw_series(points.map(|point| Cross::new(point, 4, grey)))?
+            .label(format!("{name}, M = 1"))
+            .legend(move |(x, y)| Cross::new((x + 9, y), 4, grey));
+    }
+    chart.draw_series(labels(rows, &peers, gbs))?;
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::UpperLeft)
@@ -80,16 +104,24 @@ fn chart(results: &Results, id: &str, rows: &[&Row], path: &Path) -> Result<()> 
     Ok(())
 }
 
+/// The peers' calls of one row with the same weights.
+fn peers<'a>(results: &'a Results, rows: &[&Row]) -> Vec<&'a Row> {
+    let weights = rows.first().and_then(|row| row.weights());
+    let is_peer = |row: &&Row| row.peer().is_some() && row.m == Some(1) && row.weights() == weights;
+    results.rows.iter().filter(is_peer).collect()
+}
+
 /// The shape of each point of M = 1 and its share of the floor, to the lower right of the point. Where a second shape moves the
 /// same bytes, its label goes above their points.
-fn labels(rows: &[&Row], gbs: f64) -> Vec<Text<'static, (f64, f64), String>> {
+fn labels(rows: &[&Row], peers: &[&Row], gbs: f64) -> Vec<Text<'static, (f64, f64), String>> {
     let mut points: Vec<(f64, &Row)> =
         rows.iter().filter(|row| row.m == Some(1)).map(|row| (megabytes(row, gbs), *row)).collect();
     points.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     let mut labels = Vec::with_capacity(points.len());
     let mut last = 0f64;
     for (mb, row) in points {
-        let slowest = rows.iter().filter(|other| (other.n, other.k) == (row.n, row.k)).map(|other| other.us);
+        let there = rows.iter().chain(peers).filter(|other| (other.n, other.k) == (row.n, row.k));
+        let slowest = there.map(|other| other.us);
         let at = match mb < last * 1.05 {
             true => (mb / 1.6, slowest.fold(row.us, f64::max) * 1.35),
             false => (mb * 1.03, row.us / 1.22),
@@ -100,4 +132,31 @@ fn labels(rows: &[&Row], gbs: f64) -> Vec<Text<'static, (f64, f64), String>> {
         labels.push(Text::new(label, at, (FONT, 12).into_font()));
     }
     labels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::samples;
+
+    fn drawn(id: &str) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let path = draw(&samples::results(), id, folder.path()).unwrap();
+        assert_eq!(
+            path.file_name().unwrap().to_str(),
+            Some(format!("test-{}.svg", id.replace('/', "-")).as_str())
+        );
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    #[test]
+    fn peers_of_the_same_weights_are_in_the_legend() {
+        let picture = drawn("linear_proj/w8a16_static");
+        for text in ["floor at 1000 GB/s", "M = 16", "gemlite 0.6, M = 1", "humming 0.1.20, M = 1"] {
+            assert!(picture.contains(text), "{text}");
+        }
+        assert!(!picture.contains("cublas"), "its weights are BF16");
+        assert!(picture.contains("6250 x 2000: 62 %"), "with overlap, 12.5 of 20 us");
+        assert!(!drawn("linear_proj/nvfp4_dynamic").contains("humming"), "measured at 2048 rows alone");
+    }
 }

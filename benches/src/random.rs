@@ -13,3 +13,8 @@ pub fn uniform_bf16(len: usize, seed: u64) -> Vec<bf16> {
     };
     (0..len).into_par_iter().map(number).collect()
 }
+
+/// `len` numbers from 0 to 1, as a calibration of input channels.
+pub fn magnitudes(len: usize, seed: u64) -> Vec<f32> {
+    uniform_bf16(len, seed).into_iter().map(|value| value.to_f32().abs()).collect()
+}

@@ -32,6 +32,8 @@ pub fn run(with_assets: bool) -> Result<()> {
     let script = bundle.join("run.sh");
     fs::write(&script, RUN).with_context(|| format!("cannot write {}", script.display()))?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+    let bytes = copy_peers(&paths::root().join("benches/peers"), &bundle.join("peers"))?;
+    println!("{:>8.2} MB  peers", megabytes(bytes));
     if with_assets {
         let bytes = copy_folder(&paths::root().join("assets"), &bundle.join("assets"))?;
         println!("{:>8.2} MB  assets", megabytes(bytes));
@@ -39,7 +41,7 @@ pub fn run(with_assets: bool) -> Result<()> {
     if total > MAX_BYTES {
         bail!("the executables take {total} bytes, more than {MAX_BYTES}");
     }
-    println!("run {}/run.sh test|bench|structures ARGS...", paths::shown(&bundle));
+    println!("run {}/run.sh test|bench|peers|structures ARGS...", paths::shown(&bundle));
     Ok(())
 }
 
@@ -67,6 +69,19 @@ fn copy(from: &Path, to: &Path) -> Result<u64> {
     fs::copy(from, to).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
 }
 
+/// Copies the peers' programs; their size.
+fn copy_peers(from: &Path, to: &Path) -> Result<u64> {
+    fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
+    let mut bytes = 0;
+    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "py") {
+            bytes += copy(&path, &to.join(paths::name(&path)))?;
+        }
+    }
+    Ok(bytes)
+}
+
 /// Copies a folder; the size of its files.
 fn copy_folder(from: &Path, to: &Path) -> Result<u64> {
     fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
@@ -89,6 +104,16 @@ mod tests {
 
     use super::*;
 
+    const PROGRAM: &str = r#"#!/bin/sh
+echo "${0##*/} $*"
+pwd
+echo "$STRUCTURES_ASSETS"
+[ -z "$STRUCTURES_PEERS" ] || cat "$STRUCTURES_PEERS"
+"#;
+
+    /// Writes its arguments to the file that the last of them names.
+    const PEERS: &str = "import sys\nopen(sys.argv[-1], 'w').write(' '.join(sys.argv[1:-1]) + '\\n')\n";
+
     /// A bundle whose programs print their name, arguments and surroundings.
     fn bundle(at: &Path) -> PathBuf {
         let script = at.join("run.sh");
@@ -96,9 +121,11 @@ mod tests {
         fs::write(&script, RUN).unwrap();
         for name in ["conformance", "structures", "bench-a", "bench-b"] {
             let path = at.join(name);
-            fs::write(&path, "#!/bin/sh\necho \"${0##*/} $*\"\npwd\necho \"$STRUCTURES_ASSETS\"\n").unwrap();
+            fs::write(&path, PROGRAM).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         }
+        fs::create_dir(at.join("peers")).unwrap();
+        fs::write(at.join("peers/peers.py"), PEERS).unwrap();
         script
     }
 
@@ -106,6 +133,18 @@ mod tests {
         let output = Command::new("sh").arg(script).args(args).output().unwrap();
         let lines = String::from_utf8(output.stdout).unwrap().lines().map(String::from).collect();
         (output.status.code(), lines)
+    }
+
+    #[test]
+    fn the_peers_are_their_programs_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        fs::create_dir_all(from.join("__pycache__")).unwrap();
+        for file in ["peers.py", "ruff.toml", "__pycache__/peers.pyc"] {
+            fs::write(from.join(file), "1234").unwrap();
+        }
+        assert_eq!(copy_peers(&from, &to).unwrap(), 4);
+        assert_eq!(fs::read_dir(to).unwrap().count(), 1);
     }
 
     #[test]
@@ -125,6 +164,10 @@ mod tests {
         let (_, lines) = sh(&script, &["bench", "w8a16"]);
         let both = ["bench-a --bench w8a16", &root, &assets, "bench-b --bench w8a16", &root, &assets];
         assert_eq!(lines, both);
+        let peers_first = ["bench-a --bench w8a16", &root, &assets, "--out"];
+        for args in [["bench", "w8a16", "--peers"], ["bench", "--peers", "w8a16"]] {
+            assert_eq!(sh(&script, &args).1[..4], peers_first);
+        }
         assert_eq!(sh(&script, &["nope"]).0, Some(2));
         assert_eq!(sh(&script, &[]).0, Some(2));
 

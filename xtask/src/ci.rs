@@ -5,10 +5,12 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::{bindgen, command, paths, toolkit};
+use crate::{bindgen, command, paths, toolkit, wheels};
 
 /// Every architecture that the kernels are written for and nvcc compiles natively.
 const ARCHS: &str = "90a,100a,120a";
+
+const RUFF: &str = "ruff==0.17.6";
 
 pub fn run() -> Result<()> {
     let started = Instant::now();
@@ -27,6 +29,7 @@ pub fn run() -> Result<()> {
     const CLIPPY: &[&str] = &["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"];
 
     run_step("format", &mut cargo(&["fmt", "--all", "--check"]))?;
+    step("python", python)?;
     step("generated ffi", || bindgen::run(true))?;
     run_step("lints without kernels", &mut bare(CLIPPY))?;
     let mut doc = bare(&["doc", "--workspace", "--no-deps"]);
@@ -40,6 +43,16 @@ pub fn run() -> Result<()> {
     run_step("lints", &mut cargo(CLIPPY))?;
     run_step("tests", &mut cargo(&["xtask", "test"]))?;
     eprintln!("\nall steps passed in {:.0} s", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// The peers' programs: format and lints. Their tests run with those of `benches`.
+fn python() -> Result<()> {
+    let dir = wheels::install("ruff", &[RUFF], |dir| wheels::has(dir, "bin/ruff"))?;
+    for args in [["format", "--check"].as_slice(), &["check"]] {
+        let mut ruff = Command::new(dir.join("bin/ruff"));
+        command::run(ruff.args(args).arg("--no-cache").arg(paths::root().join("benches/peers")))?;
+    }
     Ok(())
 }
 

@@ -36,6 +36,9 @@ enum Task {
         /// One implementation, such as linear_proj/w8a16_static
         #[arg(value_name = "STRUCTURE/VARIANT")]
         filter: Option<String>,
+        /// Time other libraries first, with the python3 that has PyTorch, and take them into the results
+        #[arg(long)]
+        peers: bool,
     },
     /// Find nvcc, or install it under target/; prints its path
     Toolkit,
@@ -69,7 +72,7 @@ fn run(task: &Task) -> Result<()> {
     match task {
         Task::Demo => demo::run(),
         Task::Test => test::run(),
-        Task::Bench { filter } => bench::run(filter.as_deref()),
+        Task::Bench { filter, peers } => bench::run(filter.as_deref(), *peers),
         Task::Toolkit => toolkit::run(),
         Task::Bundle { with_assets } => bundle::run(*with_assets),
         Task::Bindgen { check } => bindgen::run(*check),

@@ -2,6 +2,8 @@
 # Runs what this bundle holds, on a machine that needs no Rust:
 #   run.sh test [FILTER]           the conformance tests
 #   run.sh bench [FILTER]          the benchmarks
+#   run.sh bench [FILTER] --peers  the same after other libraries, which need a python3 with PyTorch
+#   run.sh peers ARGS...           other libraries alone: --help says what
 #   run.sh structures ARGS...      the command line
 # The bundle holds assets/, or lies in target/ of a checkout that does.
 set -eu
@@ -22,14 +24,25 @@ task=${1:-}
 [ $# -eq 0 ] || shift
 case $task in
 test) exec "$here/conformance" "$@" ;;
+peers) exec python3 "$here/peers/peers.py" "$@" ;;
 structures) exec "$here/structures" "$@" ;;
 bench)
+    peers=
+    for word; do
+        shift
+        if [ "$word" = --peers ]; then peers=$here/peers.json; else set -- "$@" "$word"; fi
+    done
+    if [ -n "$peers" ]; then
+        python3 "$here/peers/peers.py" --out "$peers"
+        STRUCTURES_PEERS=$peers
+        export STRUCTURES_PEERS
+    fi
     for bench in "$here"/bench-*; do
         "$bench" --bench "$@"
     done
     ;;
 *)
-    echo "usage: run.sh test|bench|structures ARGS..." >&2
+    echo "usage: run.sh test|bench|peers|structures ARGS..." >&2
     exit 2
     ;;
 esac

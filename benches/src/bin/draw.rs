@@ -1,17 +1,26 @@
-//! Draws the pictures of every `results/*.json` again: `cargo run -p benches --bin draw`.
+//! Draws the pictures of every `results/*.json` again, and writes the README's tables: `cargo run -p benches --bin draw`.
 
+use std::fs;
 use std::path::Path;
 
-use anyhow::Result;
-use benches::plot;
+use anyhow::{Context, Result};
 use benches::results::Results;
+use benches::{plot, readme};
 
 fn main() -> Result<()> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../results");
-    for results in Results::read_all(&folder)? {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let folder = root.join("results");
+    let all = Results::read_all(&folder)?;
+    for results in &all {
         for id in results.ids() {
-            println!("{}", plot::draw(&results, &id, &folder)?.display());
+            println!("{}", plot::draw(results, id, &folder)?.display());
         }
     }
+    let path = root.join("README.md");
+    let context = || path.display().to_string();
+    let pending = fs::read_to_string(folder.join("PENDING.md")).unwrap_or_default();
+    let text = fs::read_to_string(&path).with_context(context)?;
+    fs::write(&path, readme::rewrite(&text, &all, &pending)?).with_context(context)?;
+    println!("{}", path.display());
     Ok(())
 }
