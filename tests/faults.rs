@@ -162,7 +162,7 @@ fn bad_rows(arm: &Arm, variant: &str) {
     let w = vec![0.5f32; N * K];
     let mut proj = arm.bind_staged(variant, &w, N, None);
     let band = proj.form().band;
-    let mut y = vec![0f32; 17 * N];
+    let mut y = vec![0f32; (band.max + 1) * N];
     let mut call = |m: usize, width: usize, out: usize| {
         let x = vec![1f32; m * width];
         let output = RowsMut::host(&mut y[..out * N], out, N).unwrap();
@@ -171,12 +171,11 @@ fn bad_rows(arm: &Arm, variant: &str) {
     assert_eq!(call(1, 16, 1), "");
     assert_eq!(call(1, 15, 1), "seat: input rows: shape [1, 15], expected [1, 16]");
     assert_eq!(call(2, 16, 1), "seat: output rows: shape [1, 4], expected [2, 4]");
-    for m in [0, 17].into_iter().filter(|&m| !band.takes(m)) {
+    for m in [0, band.max + 1] {
         let expected =
             format!("seat: M = {m} is outside the band {band} and the seat has no host form to dispatch to");
         assert_eq!(call(m, 16, m), expected, "{variant}");
     }
-    assert_eq!(band.takes(17), variant != "w8a16_static", "{variant} serves every M itself, or dispatches");
     // Results of another type than the rows.
     let mut other = [half::bf16::ZERO; N];
     let output = RowsMut::host(&mut other[..], 1, N).unwrap();
