@@ -63,7 +63,7 @@ mod on_gpu {
     use benches::peers::Peers;
     use benches::results::{Results, Row};
     use benches::{gpu, plot, protocol, table};
-    use device::{Buffer, CudaDevice, Device, Stream};
+    use device::{Buffer, CudaDevice, Device, Stream, Workspace};
     use half::bf16;
     use linear_proj::{Bind, BoundProj, DenseWeights, Options, Rows, RowsMut};
     use structure_core::Registration;
@@ -135,7 +135,9 @@ mod on_gpu {
         };
         let door = structures::linear_proj(registration.id.variant)?;
         let amax = benches::random::magnitudes(k, 3);
-        let options = Options { amax: Some(&amax), ..Options::default() };
+        // As much as the longest call of this shape takes; the others take less.
+        let workspace = Workspace::new(stream, protocol::rows(n, k).max().unwrap_or(1));
+        let options = Options { amax: Some(&amax), workspace: Some(&workspace), ..Options::default() };
         let mut bound: Vec<Box<dyn BoundProj>> = vec![door.bind_with(&bind, &options)?];
         let weight_bytes = bound[0].receipt().weight_bytes as usize;
         while bound.len() < protocol::copies(weight_bytes) {

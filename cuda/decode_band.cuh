@@ -12,14 +12,14 @@
 // A `Format` is passed to the kernel by value and has
 //   TILE_K                     k of one weight fragment of a lane; a multiple of 32
 //   Weights                    that fragment, in registers
-//   Cursor, at(tile, lane)     where a lane's fragments are, from a tile of 16 rows by TILE_K on; tiles of a row group lie one after
-//                              another; load(tiles) loads the fragment so many tiles on, advance(tiles) moves
+//   Cursor, at(tile, lane)     where a lane's fragments are, from a tile of 16 rows by TILE_K on; tiles of a row group lie one
+//                              after another; load(tiles) loads the fragment so many tiles on, advance(tiles) moves
 //   multiply(sum, w, x)        products of one tile with the activations of each column tile, into FP32 sums
 //   finish(total, rows, m, n)  what becomes of the sum of row m and feature n
 // and `Rows`, likewise, has
 //   prepare(shape, begin, end, shared)  waits for the kernel before; activations begin to end of K will be asked for
-//   Cursor, at(m, k)           where a lane's activations are; load(at, tiles, vector, left) gives the eight of a vector so many tiles
-//                              on, advance(at, tiles) moves
+//   Cursor, at(m, k)           where a lane's activations are; load(at, tiles, vector, left) gives the eight of a vector so many
+//                              tiles on, advance(at, tiles) moves
 // Lane 4g + t holds weight rows g and g + 8 and the TILE_K / 4 activations of column g from t * TILE_K / 4 on. Which k a slot of
 // the MMA stands for is free as long as both sides agree, so each lane's k are consecutive. A column that no token has holds
 // anything: its sums are left out.
@@ -41,7 +41,6 @@ constexpr int PARTS = 4;    // sums of a slice
 constexpr int GROUP = 16;   // output features of a row group
 constexpr int COLUMNS = 8;  // tokens of a column tile
 constexpr int MAX_ROWS = 2 * COLUMNS;
-constexpr int MAX_SLICES = 8;
 
 struct Shape {
     int64_t N, K;
@@ -75,8 +74,9 @@ enum class Tail { Skip, Zero };
 // When a warp loads activations: with the weights of the step, or, to need fewer registers, each tile's when its weights have come.
 enum class Activations { Early, Late };
 
-// What distinguishes the kernels of a format, and does not show in the bits. A block has PARTS * NWarps warps, each with Groups row
-// groups; a step of a warp is InFlight tiles of each. MinBlocks, unless 0, is how many blocks a multiprocessor is to hold.
+// What distinguishes the kernels of a format, and does not show in the bits. A block has PARTS * NWarps warps, each with Groups
+// row groups; a step of a warp is InFlight tiles of each. MinBlocks is how many blocks a multiprocessor is to hold, or 0: then
+// the assembler looks for few registers by itself, which it does not when told 1.
 template <int NWarps, int Groups, int InFlight, Tail Last, Activations When = Activations::Early, int MinBlocks = 0>
 struct Form {
     static constexpr int N_WARPS = NWarps, GROUPS = Groups, IN_FLIGHT = InFlight, MIN_BLOCKS = MinBlocks;
@@ -85,8 +85,8 @@ struct Form {
     static_assert(!ZERO || !LATE, "a tile without activations is skipped");
 };
 
-// y: [M, N]; M <= 8 * ColumnTiles. A block's warps split its slice of K into parts and its features among the rest of them. A cluster
-// owns the features of one block, its block of rank r the r-th slice of K.
+// y: [M, N]; M <= 8 * ColumnTiles. A block's warps split its slice of K into parts and its features among the rest of them. A
+// cluster owns the features of one block, its block of rank r the r-th slice of K.
 template <typename Form, typename Format, typename Rows, typename Out, int ColumnTiles>
 __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
     project(const Format format, const Shape shape, Rows rows, Out *__restrict__ y) {
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
     for (int r = 0; r < GROUPS; r++)
         weights[r] = format.at(min(block_group + n_warp * GROUPS + r, last_group) * tiles + first, lane);
 
-    typename Format::Weights w[IN_FLIGHT][GROUPS] = {};
+    typename Format::Weights w[IN_FLIGHT][GROUPS] = {};  // a tile that is skipped leaves what was there
     const auto load_weights = [&](int64_t tile) {
 #pragma unroll
         for (int i = 0; i < IN_FLIGHT; i++)

@@ -1,8 +1,8 @@
 // Launches: clusters, and overlap with the kernel before (programmatic dependent launch, sm_90 on).
 //
 // A kernel launched with `overlap` may start while the kernel before it in the stream still runs. It may read what no kernel
-// writes, such as weights; before it reads anything else, or writes at all, it calls `wait_for_previous`. Every kernel of ours does,
-// from every thread, so that when one has passed its wait, all kernels before the previous one are over too.
+// writes, such as weights; before it reads anything else, or writes at all, it calls `wait_for_previous`. Every kernel of ours
+// does, from every thread, so that when one has passed its wait, all kernels before the previous one are over too.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -88,8 +88,8 @@ struct QuantisedRows {
     __device__ float global(int m) const { return globals[m]; }
 };
 
-// One row, quantised by every block for itself: its largest magnitude over all of K, then the block's slice into shared memory. For one
-// row that is less work than waiting for another kernel.
+// One row, quantised by every block for itself: its largest magnitude over all of K, then the block's slice into shared memory.
+// For one row that is less work than waiting for another kernel.
 template <typename T>
 struct OwnRow {
     Rows<T> rows;
@@ -139,7 +139,9 @@ struct Format : PackedWeights {
         const uint4 *codes;
         const unsigned short *scales;
 
-        __device__ Weights load(int tiles) const { return {load_streaming(codes + tiles * 32), load_streaming(scales + tiles * 32)}; }
+        __device__ Weights load(int tiles) const {
+            return {load_streaming(codes + tiles * 32), load_streaming(scales + tiles * 32)};
+        }
         __device__ void advance(int tiles) { codes += tiles * 32, scales += tiles * 32; }
     };
     __device__ Cursor at(int64_t tile, int lane) const { return {codes + tile * 32 + lane, scales + tile * 32 + lane}; }
@@ -178,7 +180,8 @@ inline int slices(int64_t n, int64_t k) {
 
 // The fastest forms of those that were measured on an H200.
 //
-// One row: blocks of many features quantise it, so that few do. With very many blocks even that is too much, and the quantiser does it.
+// One row: blocks of many features quantise it, so that few do. With very many blocks even that is too much, and the quantiser
+// does it.
 template <typename T>
 auto choose_own(int64_t n, int64_t k) {
     const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 1, Format, OwnRow<T>, T>(); };

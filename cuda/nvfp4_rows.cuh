@@ -1,5 +1,5 @@
-// NVFP4 activations: rows as they are read, and the arithmetic of number_formats::nvfp4, step by step, so that the numbers are the CPU
-// arm's bit for bit. Numbers are E2M1 times E4M3: at most six significant bits, exact in BF16.
+// NVFP4 activations: rows as they are read, and the arithmetic of number_formats::nvfp4, step by step, so that the numbers are
+// the CPU arm's bit for bit. Numbers are E2M1 times E4M3: at most six significant bits, exact in BF16.
 #pragma once
 
 #include <cstdint>
@@ -73,9 +73,9 @@ __device__ __forceinline__ uint32_t largest_of_block(uint32_t largest) {
     return __reduce_max_sync(~0u, threadIdx.x % 32 < blockDim.x / 32 ? by_warp[threadIdx.x % 32] : 0);
 }
 
-// Division by one positive number, correctly rounded as __fdiv_rn is where the quotient is not far from one. Dividend and divisor are
-// first brought away from the ends of FP32's range by a power of two. Two corrections by the remainder are then enough: after the
-// first the quotient is one of the two nearest, and the second rounds as a division does (Markstein, 1990).
+// Division by one positive number, correctly rounded as __fdiv_rn is where the quotient is not far from one. Dividend and
+// divisor are first brought away from the ends of FP32's range by a power of two. Two corrections by the remainder are then
+// enough: after the first the quotient is one of the two nearest, and the second rounds as a division does (Markstein, 1990).
 struct Divisor {
     float lift, divisor, reciprocal;
 
@@ -126,8 +126,8 @@ struct BlockScale {
         // Two significant bits: the upper halves are all of them.
         const uint32_t rounded = __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
         const uint32_t signs = __byte_perm(__float_as_uint(even), __float_as_uint(odd), 0x7632) & 0x80008000u;
-        const __nv_bfloat162 saturated = __hmin2(*reinterpret_cast<const __nv_bfloat162 *>(&rounded), __float2bfloat162_rn(MAX_E2M1));
-        const __nv_bfloat162 number = __hmul2(saturated, scale);
+        const __nv_bfloat162 most = __float2bfloat162_rn(MAX_E2M1);
+        const __nv_bfloat162 number = __hmul2(__hmin2(*reinterpret_cast<const __nv_bfloat162 *>(&rounded), most), scale);
         return *reinterpret_cast<const uint32_t *>(&number) | signs;
     }
 

@@ -1,7 +1,7 @@
 // NVFP4 weights as they are packed, and their way into BF16 fragments.
 //
-// A tile is 16 features by 64 k. Lane 4g + t of a warp holds two blocks of it, of features g and g + 8, at k = 16t: eight bytes of codes
-// each and one of scale. The packing is linear-proj-nvfp4's.
+// A tile is 16 features by 64 k. Lane 4g + t of a warp holds two blocks of it, of features g and g + 8, at k = 16t: eight bytes
+// of codes each and one of scale. The packing is linear-proj-nvfp4's.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,13 @@
 
 namespace nvfp4 {
 
-// The eight pairs of a block, each an even element in the low and an odd one in the high half, as BF16 times 2^-126: the sign in its
-// place, the other three bits as the low exponent bits and the high mantissa bit (so half is a BF16 subnormal).
+// The eight pairs of a block, each an even element in the low and an odd one in the high half, as BF16 times 2^-126: the sign
+// in its place, the other three bits as the low exponent bits and the high mantissa bit (so half is a BF16 subnormal).
 //
-// The bits of a pair lie so that a shift or rotation and one mask bring them there. Bits {15, 8, 7, 6} of each half of a word are the
-// first pair, {9, 2, 1, 0} and {14, 13, 12} with a sign at 5 of the other half the next two. What is left of both words, put together
-// by one shift and one selection, holds the last two pairs in the same manner. Sixteen operations for eight pairs.
+// The bits of a pair lie so that a shift or rotation and one mask bring them there. Bits {15, 8, 7, 6} of each half of a word
+// are the first pair, {9, 2, 1, 0} and {14, 13, 12} with a sign at 5 of the other half the next two. What is left of both
+// words, put together by one shift and one selection, holds the last two pairs in the same manner. Sixteen operations for eight
+// pairs.
 __device__ __forceinline__ void e2m1_pairs(uint32_t (&pair)[8], uint32_t first, uint32_t second) {
     constexpr uint32_t PAIR = 0x81c081c0u, LEFT_OF_FIRST = 0x0c180c18u;
     const auto rotate = [](uint32_t word, int bits) { return __funnelshift_r(word, word, bits); };

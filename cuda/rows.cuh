@@ -32,7 +32,8 @@ struct alignas(16) Bf16x8 {
     __nv_bfloat16 value[8];
 };
 
-// Eight activations from `row` on, `left` of which there are; zeros past those. With `Whole`, all eight are there and start on 16 bytes.
+// Eight activations from `row` on, `left` of which there are; zeros past those. With `Whole`, all eight are there and start on
+// 16 bytes.
 template <bool Whole, typename T>
 __device__ __forceinline__ uint4 load_row8(const T *row, int64_t left) {
     Bf16x8 out;

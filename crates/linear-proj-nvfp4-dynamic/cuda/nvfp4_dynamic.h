@@ -20,7 +20,7 @@ enum {
 /* y[m, n] = bf16(global * globals[m] * sum over k of w[n, k] * xq[m, k] + bias[n]), where w and xq are E2M1 times E4M3 and xq is
  * bf16(x[m]) quantised. All pointers are device addresses aligned to 16 bytes, all tensors row-major and contiguous. */
 typedef struct {
-    const void *codes;            /* E2M1 [ceil(N / 16), ceil(K / 64), 32 lanes, 16 bytes], packed as linear-proj-nvfp4's tiles.rs says */
+    const void *codes;            /* E2M1 [ceil(N / 16), ceil(K / 64), 32 lanes, 16 bytes], as linear-proj-nvfp4's tiles.rs says */
     const void *scales;           /* [ceil(N / 16), ceil(K / 64), 32 lanes, 2], packed likewise */
     const float *bias;            /* [N], or null for none */
     const void *x;                /* [M, K] of dtype */
@@ -34,7 +34,7 @@ typedef struct {
     int32_t single_level;         /* whether the rows' global scales are 1 */
     int32_t dtype;                /* one of the above */
     int32_t clusters;             /* whether the device has thread-block clusters: sm_90 on */
-    int32_t multiprocessors;      /* of a device that has the prefill band's code (sm_90a), else 0: the decode band takes all rows */
+    int32_t multiprocessors;      /* of a device that has the prefill band's code (sm_90a); 0: the decode band takes all rows */
     int32_t overlap;              /* whether the first kernel may start before the one before it is over: sm_90 on */
 } nvfp4_dynamic_call;
 

@@ -46,16 +46,16 @@ struct Int8PerChannel {
 using decode_band::Form;
 using decode_band::Tail;
 
-// Into how many slices K is cut: more where N alone gives too few blocks to keep the memory bus busy. By N alone, so that the order of a
-// sum does not depend on M.
+// Into how many slices K is cut: more where N alone gives too few blocks to keep the memory bus busy. By N alone, so that the
+// order of a sum does not depend on M.
 int slices(int64_t n) {
     const int64_t groups = decode_band::groups(n);
     return groups <= 64 ? 8 : groups <= 512 ? 4 : groups <= 960 ? 2 : 1;
 }
 
-// The fastest forms of those that were measured on an H200. With few row groups a block has one, and many loads under way; with more,
-// groups share activations; with very many, the last wave does not matter and one group has the least overhead. Two column tiles need
-// more registers, so fewer loads.
+// The fastest forms of those that were measured on an H200. With few row groups a block has one, and many loads under way; with
+// more, groups share activations; with very many, the last wave does not matter and one group has the least overhead. Two
+// column tiles need more registers, so fewer loads.
 template <typename T, bool Whole>
 auto choose(int64_t m, int64_t n) {
     using Rows = decode_band::GlobalRows<T, Int8PerChannel::TILE_K, Whole>;
