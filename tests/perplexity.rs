@@ -64,7 +64,8 @@ fn two_level_scales_are_nearer(model: &str) {
     let mut model = Model::load(assets().join(model)).unwrap();
     let mut errors = |scale_mode| -> Vec<f64> {
         let (device, mode) = (&device::Device::Cpu, GuardMode::Strict);
-        let options = BindOptions { device, staged: true, mode, scale_mode, calibration: None };
+        let options =
+            BindOptions { device, staged: true, mode, scale_mode, calibration: None, workspace: None };
         let plan = structures::bind(&mut model, &["*=nvfp4_dynamic".parse().unwrap()], options).unwrap();
         let receipt = |row: &structures::PlanRow| match &row.outcome {
             structures::Outcome::Bound { receipt, .. } => receipt.conversion_error,
@@ -117,6 +118,7 @@ fn perplexity(arm: &Arm, name: &str, expected: &Expected) {
         mode: GuardMode::Strict,
         scale_mode: ScaleMode::TwoLevel,
         calibration: Some(&calibration),
+        workspace: None,
     };
     let plan = structures::bind(&mut model, &rules, options).unwrap();
     assert_eq!(plan.first_refusal(), None);

@@ -35,6 +35,17 @@ enum Outcome {
 }
 
 impl Peers {
+    /// The GPU that a file was measured on.
+    ///
+    /// # Errors
+    /// With the path: a file that cannot be read.
+    pub fn gpu(path: &Path) -> Result<String> {
+        let context = || path.display().to_string();
+        let text = fs::read_to_string(path).with_context(context)?;
+        let peers: Peers = serde_json::from_str(&text).with_context(context)?;
+        Ok(peers.gpu)
+    }
+
     /// Reads what was measured on a GPU of this name.
     ///
     /// # Errors

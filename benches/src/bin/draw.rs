@@ -1,16 +1,27 @@
 //! Draws the pictures of every `results/*.json` again, and writes the README's tables: `cargo run -p benches --bin draw`.
+//!
+//! Files that it is given are peers', measured after ours in the same run: their rows are added to the results of their GPU first.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use benches::peers::Peers;
 use benches::results::Results;
 use benches::{plot, readme};
 
 fn main() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let folder = root.join("results");
-    let all = Results::read_all(&folder)?;
+    let mut all = Results::read_all(&folder)?;
+    for path in std::env::args_os().skip(1) {
+        let path = Path::new(&path);
+        let gpu = Peers::gpu(path)?;
+        let of_gpu = all.iter_mut().find(|results| results.gpu == gpu);
+        let results = of_gpu.with_context(|| format!("{}: results/ has no {gpu}", path.display()))?;
+        Peers::read(path, &gpu)?.add_to(results);
+        results.write(&folder)?;
+    }
     for results in &all {
         for id in results.ids() {
             println!("{}", plot::draw(results, id, &folder)?.display());

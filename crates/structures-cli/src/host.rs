@@ -61,6 +61,7 @@ impl Binding {
             mode: self.mode,
             scale_mode: self.scale_mode,
             calibration: self.calibration.as_ref(),
+            workspace: None,
         };
         let mut plan = structures::bind(model, &self.rules, options)?;
         for bank in model.banks() {

@@ -1,4 +1,4 @@
-use device::Device;
+use device::{Device, Workspace};
 use linear_proj::{
     Bind, BoundProj, Calibration, DenseWeights, Door, Host, Options, ScaleMode, SeatState, Staged,
 };
@@ -19,6 +19,9 @@ pub struct BindOptions<'a> {
     pub scale_mode: ScaleMode,
     /// What `calibrated` variants are bound with.
     pub calibration: Option<&'a Calibration>,
+    /// Scratch memory for calls of many rows, of a host whose rows are on the workspace's stream; see
+    /// [`Options::workspace`](linear_proj::Options::workspace).
+    pub workspace: Option<&'a Workspace>,
 }
 
 /// Binds a host's seats by `rules`. A seat that an implementation refuses stays at the host, and the plan says why.
@@ -93,8 +96,9 @@ fn make(
 ) -> Result<Box<dyn BoundProj>, Refusal> {
     let bind = Bind { seat: path, weights, bias: None, device: options.device };
     let amax = options.calibration.and_then(|calibration| calibration.amax(path));
+    let BindOptions { scale_mode, workspace, .. } = options;
     let proj = door
-        .bind_with(&bind, &Options { scale_mode: options.scale_mode, amax, ..Options::default() })
+        .bind_with(&bind, &Options { scale_mode, amax, workspace, ..Options::default() })
         .map_err(|refusal| match refusal {
             Refusal::NotCalibrated { seat, id, .. } if options.calibration.is_some() => {
                 Refusal::NotCalibrated {
