@@ -12,6 +12,7 @@ pub fn trials() -> Vec<Trial> {
     vec![
         on_gpu("graph::replay_is_eager", replay_is_eager),
         on_gpu("graph::an_error_ends_the_capture", an_error_ends_the_capture),
+        on_gpu("graph::a_chain_is_its_calls", a_chain_is_its_calls),
     ]
 }
 
@@ -61,6 +62,54 @@ fn replay_is_eager(arm: &Arm) {
             x_buffer.copy_from_host(&stream, &x).unwrap();
             graph.launch().unwrap();
             check(y_buffer.to_host(&stream).unwrap(), &expected);
+        }
+    }
+}
+
+/// Each call reads what the one before wrote, through the same seats and their scratch: kernels that start early must wait for it.
+/// The same bits as one call at a time without overlap.
+fn a_chain_is_its_calls(arm: &Arm) {
+    const LINKS: usize = 24;
+    let stream = arm.stream();
+    for (variant, width) in ["w8a16_static", "nvfp4_dynamic", "nvfp4_balance"]
+        .into_iter()
+        .flat_map(|variant| [(variant, 256), (variant, 1280), (variant, 8224)])
+    {
+        let mut random = Random::new(width as u64);
+        let deviation = 1.0 / (width as f32).sqrt();
+        let mut seats: Vec<_> = (0..2)
+            .map(|_| arm.bind(variant, &random.normals(width * width, deviation), width, None).unwrap())
+            .collect();
+        for m in [1, 8, 16] {
+            let x: Vec<bf16> = random.normals(m * width, 1.0).into_iter().map(bf16::from_f32).collect();
+            let mut rows: Vec<_> =
+                (0..=LINKS).map(|_| Buffer::<bf16>::zeros(&stream, &[m, width]).unwrap()).collect();
+            rows[0].copy_from_host(&stream, &x).unwrap();
+            let mut link = |rows: &mut [Buffer<bf16>], index: usize| {
+                let (from, to) = rows[index..index + 2].split_at_mut(1);
+                let output = RowsMut::device(to[0].view_mut(), m, width)?;
+                seats[index % 2].project(Rows::device(from[0].view(), &stream, m, width)?, output)
+            };
+            stream.set_overlap(false);
+            for index in 0..LINKS {
+                link(&mut rows, index).unwrap();
+                stream.synchronize().unwrap();
+            }
+            let alone: Vec<_> = rows.iter().map(|rows| rows.to_host(&stream).unwrap()).collect();
+            stream.set_overlap(true);
+            let mut graph =
+                Graph::capture(&stream, |_| (0..LINKS).try_for_each(|index| link(&mut rows, index))).unwrap();
+            for replay in 0..5 {
+                rows[1..].iter_mut().for_each(|rows| rows.fill_bytes(&stream, 0x7f).unwrap());
+                graph.launch().unwrap();
+                for (index, (rows, alone)) in rows.iter().zip(&alone).enumerate() {
+                    let got = rows.to_host(&stream).unwrap();
+                    assert_eq!(
+                        &got, alone,
+                        "{variant}, width {width}, M = {m}, link {index}, replay {replay}"
+                    );
+                }
+            }
         }
     }
 }
