@@ -1,5 +1,5 @@
 // The decode band of a linear projection: M = 1 to 16 rows, row-invariant, each weight read once. One form for all weight
-// formats that become BF16 in registers.
+// formats, those that become BF16 in registers and those that the tensor core takes as they are.
 //
 // One tensor-core form serves every M: 16 weight rows (a row group) on the row side of the MMA, tokens on its 8 columns, two
 // column tiles for M > 8. A token's column meets the same weights in the same order whatever M is, so its bits do not
@@ -18,11 +18,14 @@
 //   finish(total, rows, m, n)  what becomes of the sum of row m and feature n
 // and `Rows`, likewise, has
 //   prepare(shape, begin, end, shared)  waits for the kernel before; activations begin to end of K will be asked for
-//   Cursor, at(m, k)           where a lane's activations are; load(at, tiles, vector, left) gives the eight of a vector so many
-//                              tiles on, advance(at, tiles) moves
+//   Cursor, at(m, k)           where a lane's activations are; load(at, tiles, vector, left) gives 16 bytes of them so many tiles
+//                              on, eight numbers where they are BF16; advance(at, tiles) moves
 // Lane 4g + t holds weight rows g and g + 8 and the TILE_K / 4 activations of column g from t * TILE_K / 4 on. Which k a slot of
 // the MMA stands for is free as long as both sides agree, so each lane's k are consecutive. A column that no token has holds
 // anything: its sums are left out.
+//
+// A format that the tensor core takes as it is has its k where the tensor core wants them: its rows translate what they are asked
+// for. It says what it has in place of the usual `VECTORS`, and by `COMPILED` where there are its instructions.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +44,14 @@ constexpr int PARTS = 4;    // sums of a slice
 constexpr int GROUP = 16;   // output features of a row group
 constexpr int COLUMNS = 8;  // tokens of a column tile
 constexpr int MAX_ROWS = 2 * COLUMNS;
+
+// Vectors of 16 bytes that a lane's activations of one tile take: where they are BF16, eight are in each.
+template <typename Format>
+constexpr int VECTORS = Format::TILE_K / 32;
+
+// Whether the architecture being compiled for has the instructions of a format; where it lacks them the kernels are empty.
+template <typename Format>
+constexpr bool COMPILED = true;
 
 struct Shape {
     int64_t N, K;
@@ -90,7 +101,8 @@ struct Form {
 template <typename Form, typename Format, typename Rows, typename Out, int ColumnTiles>
 __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
     project(const Format format, const Shape shape, Rows rows, Out *__restrict__ y) {
-    constexpr int TILE_K = Format::TILE_K, LANE_K = TILE_K / 4, VECTORS = LANE_K / 8;
+    if constexpr (!COMPILED<Format>) return;
+    constexpr int TILE_K = Format::TILE_K, LANE_K = TILE_K / 4;
     constexpr int GROUPS = Form::GROUPS, IN_FLIGHT = Form::IN_FLIGHT, FEATURES = Form::FEATURES;
     extern __shared__ __align__(16) char shared[];  // what `rows` wants, then sums
     let_next_start();
@@ -132,12 +144,12 @@ __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
 
 #pragma unroll 1
     for (int64_t tile = first; tile < end; tile += Form::STEP) {
-        uint4 in[IN_FLIGHT][ColumnTiles][VECTORS];
+        uint4 in[IN_FLIGHT][ColumnTiles][VECTORS<Format>];
         const auto load_rows = [&](int i) {
 #pragma unroll
             for (int c = 0; c < ColumnTiles; c++)
 #pragma unroll
-                for (int v = 0; v < VECTORS; v++)
+                for (int v = 0; v < VECTORS<Format>; v++)
                     in[i][c][v] = rows.load(x[c], i * PARTS, v, shape.K - (tile + i * PARTS) * TILE_K - t * LANE_K - v * 8);
         };
 #pragma unroll

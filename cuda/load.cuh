@@ -23,6 +23,13 @@ __device__ __forceinline__ uint32_t load_streaming(const unsigned short *address
     return value;
 }
 
+// 4 bytes that this call reads once, such as four block scales.
+__device__ __forceinline__ uint32_t load_streaming(const uint32_t *address) {
+    uint32_t value;
+    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+}
+
 // 16 bytes that other blocks read too.
 __device__ __forceinline__ uint4 load_cached(const uint4 *address) {
     uint4 value;

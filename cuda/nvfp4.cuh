@@ -1,11 +1,12 @@
-// A projection of NVFP4 weights with NVFP4 activations: up to 16 rows in the decode band, and more by the prefill band where the
-// device has its tensor cores (sm_90a).
+// A projection of NVFP4 weights with NVFP4 activations: up to 16 rows in the decode band, through BF16 or, where the device has
+// tensor cores for NVFP4 (sm_120a), natively; more rows by the prefill band where the device has its tensor cores (sm_90a).
 #pragma once
 
 #include <cstdint>
 #include <cuda_runtime.h>
 
 #include "nvfp4_decode.cuh"
+#include "nvfp4_native.cuh"
 #include "nvfp4_prefill.cuh"
 
 namespace nvfp4 {
@@ -27,6 +28,7 @@ struct Call {
     DType dtype;                   // of x and y
     bool clusters;                 // whether the device has thread-block clusters: sm_90 on
     int multiprocessors;           // where the prefill band is to take more rows than a few, their number, else 0
+    bool native;                   // whether the weights are packed for the native kernels: sm_120a, no prefill band
     bool overlap;                  // whether the first kernel may start before the one before it in the stream is over
 };
 
@@ -51,11 +53,17 @@ cudaError_t project_rows(const Call &call, int64_t first, int64_t m, cudaStream_
     T *y = static_cast<T *>(call.y) + first * call.n;
     if (prefills(m, call.multiprocessors))
         return nvfp4_prefill::launch(call.weights, call.global, rows, y, call.scratch, m, call.n, call.multiprocessors, stream);
+    const nvfp4_decode::Scratch scratch(call.scratch, call.k);
+    if (call.native) {
+        const PackedWeights &weights = call.weights;
+        const nvfp4_native::Format format = {weights.codes, reinterpret_cast<const uint32_t *>(weights.scales), weights.bias,
+                                             call.global};
+        return nvfp4_native::launch(format, rows, y, scratch, m, call.n, call.clusters, call.overlap, stream);
+    }
     nvfp4_decode::Format format;
     static_cast<PackedWeights &>(format) = call.weights;
     format.global = call.global;
-    return nvfp4_decode::launch(format, rows, y, nvfp4_decode::Scratch(call.scratch, call.k), m, call.n, call.clusters,
-                                call.overlap, stream);
+    return nvfp4_decode::launch(format, rows, y, scratch, m, call.n, call.clusters, call.overlap, stream);
 }
 
 template <typename T>
@@ -82,14 +90,16 @@ inline cudaError_t project(const Call &call, cudaStream_t stream) {
 }
 
 template <typename T>
-cudaError_t prepare(bool prefill) {
-    const cudaError_t error = nvfp4_decode::prepare<T>();
+cudaError_t prepare(bool prefill, bool native) {
+    const cudaError_t error = native ? nvfp4_native::prepare<T>() : nvfp4_decode::prepare<T>();
     return error != cudaSuccess || !prefill ? error : nvfp4_prefill::prepare<T>();
 }
 
-// Loads the kernels into the current context, so that no later call does.
-inline cudaError_t prepare(bool prefill) {
-    for (cudaError_t error : {prepare<float>(prefill), prepare<__half>(prefill), prepare<__nv_bfloat16>(prefill)})
+// Loads the kernels into the current context, so that no later call does: those of the decode band, native or not, and of the
+// prefill band where asked.
+inline cudaError_t prepare(bool prefill, bool native) {
+    for (cudaError_t error :
+         {prepare<float>(prefill, native), prepare<__half>(prefill, native), prepare<__nv_bfloat16>(prefill, native)})
         if (error != cudaSuccess) return error;
     return cudaSuccess;
 }

@@ -44,10 +44,19 @@ __device__ __forceinline__ uint4 quantise_half(const Vector &in, float global, f
     return BlockScale::of(largest, global, reciprocal).quantise(in);
 }
 
+// How the quantiser leaves a vector of row m: as BF16.
+struct Bf16Fragments {
+    __device__ static void store(uint4 *quantised, int64_t m, int64_t vector, int column_tiles, const Vector &in, float global,
+                                 float reciprocal) {
+        quantised[fragment_index(m, vector, column_tiles)] = quantise_half(in, global, reciprocal);
+    }
+};
+
 // One cluster quantises one row: to quantised, by fragments, and globals [M]. Blocks past the end of the row are zeros.
-template <typename T>
+template <typename Fragments, typename T>
 __global__ void __launch_bounds__(MAX_QUANTISER_THREADS)
     quantise(const Rows<T> rows, int cluster, int column_tiles, uint4 *__restrict__ quantised, float *__restrict__ globals) {
+    if constexpr (!decode_band::COMPILED<Fragments>) return;
     __shared__ uint32_t by_block[QUANTISER_CLUSTER];
     let_next_start();
     cluster_arrive_relaxed();
@@ -68,7 +77,7 @@ __global__ void __launch_bounds__(MAX_QUANTISER_THREADS)
     const float global = rows.global(largest), reciprocal = __frcp_rn(global);
     if (first == 0) globals[m] = global;
     for (int64_t v = first; v < end; v += stride)
-        quantised[fragment_index(m, v, column_tiles)] = quantise_half(v == first ? held : rows.load(m, v), global, reciprocal);
+        Fragments::store(quantised, m, v, column_tiles, v == first ? held : rows.load(m, v), global, reciprocal);
 }
 
 // Rows that the quantiser has left.
@@ -232,6 +241,19 @@ struct Scratch {
           globals(reinterpret_cast<float *>(static_cast<char *>(memory) + row_bytes(k))) {}
 };
 
+// Queues the quantiser.
+template <typename Fragments, typename T>
+cudaError_t launch_quantiser(const Rows<T> &rows, const Scratch &scratch, int64_t m, int column_tiles, bool clusters, bool overlap,
+                             cudaStream_t stream) {
+    Launch launch = {};
+    launch.cluster = clusters ? QUANTISER_CLUSTER : 1;
+    launch.blocks = m * launch.cluster;
+    launch.threads = quantiser_threads(rows.K);
+    launch.overlap = overlap;
+    launch.stream = stream;
+    return launch_kernel(launch, quantise<Fragments, T>, rows, launch.cluster, column_tiles, scratch.rows, scratch.globals);
+}
+
 // Queues the quantiser, where there is one, and the projection: y [M, N] of x [M, K], M up to 16, K a multiple of 16.
 template <typename T>
 cudaError_t launch(const Format &format, const Rows<T> &rows, T *y, const Scratch &scratch, int64_t m, int64_t n, bool clusters,
@@ -243,15 +265,8 @@ cudaError_t launch(const Format &format, const Rows<T> &rows, T *y, const Scratc
         own.rows = rows;
         return decode_band::launch(choose_own<T>(n, k), format, own, OwnRow<T>::bytes(k, cut), y, m, n, k, cut, overlap, stream);
     }
-    Launch quantiser = {};
-    quantiser.cluster = clusters ? QUANTISER_CLUSTER : 1;
-    quantiser.blocks = m * quantiser.cluster;
-    quantiser.threads = quantiser_threads(k);
-    quantiser.overlap = overlap;
-    quantiser.stream = stream;
     const int column_tiles = m > decode_band::COLUMNS ? 2 : 1;
-    const cudaError_t error =
-        launch_kernel(quantiser, quantise<T>, rows, quantiser.cluster, column_tiles, scratch.rows, scratch.globals);
+    const cudaError_t error = launch_quantiser<Bf16Fragments>(rows, scratch, m, column_tiles, clusters, overlap, stream);
     if (error != cudaSuccess) return error;
     if (column_tiles == 2) {
         const QuantisedRows<2> quantised = {scratch.rows, scratch.globals};
@@ -264,7 +279,7 @@ cudaError_t launch(const Format &format, const Rows<T> &rows, T *y, const Scratc
 // Loads every kernel that `launch` may choose into the current context.
 template <typename T>
 cudaError_t prepare() {
-    cudaError_t error = decode_band::load(quantise<T>);
+    cudaError_t error = decode_band::load(quantise<Bf16Fragments, T>);
     for (int64_t groups : {1, 65, 513, 961, 2049})
         for (int64_t k : {64, 16384}) {
             const int64_t n = groups * decode_band::GROUP;

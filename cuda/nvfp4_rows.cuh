@@ -106,9 +106,10 @@ __device__ __forceinline__ float round_to_e2m1(float magnitude) {
 
 // What a block's elements are quantised by.
 struct BlockScale {
-    __nv_bfloat162 scale;  // E4M3, twice
-    Divisor step;          // scale times global
-    bool live;             // false for blocks of zeros, and for a step of NaN: that of a row that is not finite, and 0 / 0
+    __nv_fp8_storage_t code;  // UE4M3
+    __nv_bfloat162 scale;     // the number it stands for, twice
+    Divisor step;             // scale times global
+    bool live;                // false for blocks of zeros, and for a step of NaN: that of a row that is not finite, and 0 / 0
 
     // `reciprocal` is the global's.
     __device__ static BlockScale of(uint32_t largest, float global, float reciprocal) {
@@ -116,7 +117,7 @@ struct BlockScale {
         const __nv_fp8_storage_t code = __nv_cvt_float_to_fp8(wanted, __NV_SATFINITE, __NV_E4M3);
         const float scale = __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3)));
         const float step = __fmul_rn(scale, global);
-        return {__float2bfloat162_rn(scale), Divisor::of(step), step > 0.0f};
+        return {code, __float2bfloat162_rn(scale), Divisor::of(step), step > 0.0f};
     }
 
     // Two elements' numbers, as BF16.

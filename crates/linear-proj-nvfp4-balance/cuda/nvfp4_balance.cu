@@ -3,7 +3,7 @@
 
 #include "nvfp4.cuh"
 
-extern "C" int nvfp4_balance_prepare(int prefill) { return nvfp4::prepare(prefill != 0); }
+extern "C" int nvfp4_balance_prepare(int prefill, int native) { return nvfp4::prepare(prefill != 0, native != 0); }
 
 extern "C" int64_t nvfp4_balance_scratch_bytes(int64_t m, int64_t k, int multiprocessors) {
     return nvfp4::scratch_bytes(m, k, multiprocessors);
@@ -25,6 +25,7 @@ extern "C" int nvfp4_balance_project(const nvfp4_balance_call *call, cudaStream_
     shared.dtype = static_cast<nvfp4::DType>(call->dtype);
     shared.clusters = call->clusters != 0;
     shared.multiprocessors = call->multiprocessors;
+    shared.native = call->native != 0;
     shared.overlap = call->overlap != 0;
     return nvfp4::project(shared, stream);
 }

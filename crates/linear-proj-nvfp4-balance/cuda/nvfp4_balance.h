@@ -22,7 +22,8 @@ enum {
  * bf16(x[m, k]) * inverse_balance[k], a product in FP32, quantised. All pointers are device addresses aligned to 16 bytes, all
  * tensors row-major and contiguous. */
 typedef struct {
-    const void *codes;            /* E2M1 [ceil(N / 16), ceil(K / 64), 32 lanes, 16 bytes], as linear-proj-nvfp4's tiles.rs says */
+    const void *codes;            /* E2M1 [ceil(N / 16), ceil(K / 64), 32 lanes, 16 bytes], packed as linear-proj-nvfp4's tiles.rs
+                                   * says, or, where native, its native_tiles.rs */
     const void *scales;           /* [ceil(N / 16), ceil(K / 64), 32 lanes, 2], packed likewise */
     const float *bias;            /* [N], or null for none */
     const float *inverse_balance; /* [K], or null where x comes divided */
@@ -38,12 +39,13 @@ typedef struct {
     int32_t dtype;                /* one of the above */
     int32_t clusters;             /* whether the device has thread-block clusters: sm_90 on */
     int32_t multiprocessors;      /* of a device that has the prefill band's code (sm_90a); 0: the decode band takes all rows */
+    int32_t native;               /* whether the native kernels are to run (sm_120a); multiprocessors is then 0 */
     int32_t overlap;              /* whether the first kernel may start before the one before it is over: sm_90 on */
 } nvfp4_balance_call;
 
-/* Loads the kernels into the current context, so that no later call does; those of the prefill band where asked. Returns a
- * cudaError_t. */
-int nvfp4_balance_prepare(int prefill);
+/* Loads the kernels into the current context, so that no later call does: those of the decode band, native or not, and those of
+ * the prefill band where asked. Returns a cudaError_t. */
+int nvfp4_balance_prepare(int prefill, int native);
 
 /* How many bytes of scratch memory calls of up to m rows take. */
 int64_t nvfp4_balance_scratch_bytes(int64_t m, int64_t k, int multiprocessors);

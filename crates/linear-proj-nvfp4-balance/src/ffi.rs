@@ -38,11 +38,12 @@ pub struct nvfp4_balance_call {
     pub dtype: i32,
     pub clusters: i32,
     pub multiprocessors: i32,
+    pub native: i32,
     pub overlap: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of nvfp4_balance_call"][::std::mem::size_of::<nvfp4_balance_call>() - 112usize];
+    ["Size of nvfp4_balance_call"][::std::mem::size_of::<nvfp4_balance_call>() - 120usize];
     ["Alignment of nvfp4_balance_call"][::std::mem::align_of::<nvfp4_balance_call>() - 8usize];
     ["Offset of field: nvfp4_balance_call::codes"]
         [::std::mem::offset_of!(nvfp4_balance_call, codes) - 0usize];
@@ -70,11 +71,16 @@ const _: () = {
         [::std::mem::offset_of!(nvfp4_balance_call, clusters) - 100usize];
     ["Offset of field: nvfp4_balance_call::multiprocessors"]
         [::std::mem::offset_of!(nvfp4_balance_call, multiprocessors) - 104usize];
+    ["Offset of field: nvfp4_balance_call::native"]
+        [::std::mem::offset_of!(nvfp4_balance_call, native) - 108usize];
     ["Offset of field: nvfp4_balance_call::overlap"]
-        [::std::mem::offset_of!(nvfp4_balance_call, overlap) - 108usize];
+        [::std::mem::offset_of!(nvfp4_balance_call, overlap) - 112usize];
 };
 unsafe extern "C" {
-    pub fn nvfp4_balance_prepare(prefill: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
+    pub fn nvfp4_balance_prepare(
+        prefill: ::std::os::raw::c_int,
+        native: ::std::os::raw::c_int,
+    ) -> ::std::os::raw::c_int;
     pub fn nvfp4_balance_scratch_bytes(m: i64, k: i64, multiprocessors: ::std::os::raw::c_int) -> i64;
     pub fn nvfp4_balance_project(
         call: *const nvfp4_balance_call,

@@ -17,6 +17,9 @@
 //!
 //! The host form is kept whole: detaching gives its bits back.
 //!
+//! On compute capability 12.0, where sm_120a is among the architectures built, codes and scales enter the tensor cores as they
+//! are. That path is compiled and has not run on any device yet.
+//!
 //! ```
 //! use device::Device;
 //! use linear_proj::{Bind, DenseWeights, Door, Options, Rows, RowsMut, Seat};

@@ -31,9 +31,9 @@ struct Launchers;
 impl Launcher for Launchers {
     const KERNELS: &'static Kernels = &KERNELS;
 
-    fn prepare(prefill: bool) -> Result<(), Refusal> {
+    fn prepare(prefill: bool, native: bool) -> Result<(), Refusal> {
         // SAFETY: the trait promises that the device's context is current.
-        check("nvfp4_dynamic_prepare", unsafe { ffi::nvfp4_dynamic_prepare(prefill.into()) })
+        check("nvfp4_dynamic_prepare", unsafe { ffi::nvfp4_dynamic_prepare(prefill.into(), native.into()) })
     }
 
     fn scratch_bytes(m: usize, k: usize, multiprocessors: usize) -> usize {
@@ -63,6 +63,7 @@ impl Launcher for Launchers {
             dtype: dtype as i32,
             clusters: call.clusters.into(),
             multiprocessors: call.multiprocessors as i32,
+            native: call.native.into(),
             overlap: call.stream.overlap().into(),
         };
         // SAFETY: the pointers are device memory of this device with the lengths that a `Call` promises; they are borrowed for

@@ -37,11 +37,12 @@ pub struct nvfp4_dynamic_call {
     pub dtype: i32,
     pub clusters: i32,
     pub multiprocessors: i32,
+    pub native: i32,
     pub overlap: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of nvfp4_dynamic_call"][::std::mem::size_of::<nvfp4_dynamic_call>() - 104usize];
+    ["Size of nvfp4_dynamic_call"][::std::mem::size_of::<nvfp4_dynamic_call>() - 112usize];
     ["Alignment of nvfp4_dynamic_call"][::std::mem::align_of::<nvfp4_dynamic_call>() - 8usize];
     ["Offset of field: nvfp4_dynamic_call::codes"]
         [::std::mem::offset_of!(nvfp4_dynamic_call, codes) - 0usize];
@@ -67,11 +68,16 @@ const _: () = {
         [::std::mem::offset_of!(nvfp4_dynamic_call, clusters) - 92usize];
     ["Offset of field: nvfp4_dynamic_call::multiprocessors"]
         [::std::mem::offset_of!(nvfp4_dynamic_call, multiprocessors) - 96usize];
+    ["Offset of field: nvfp4_dynamic_call::native"]
+        [::std::mem::offset_of!(nvfp4_dynamic_call, native) - 100usize];
     ["Offset of field: nvfp4_dynamic_call::overlap"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, overlap) - 100usize];
+        [::std::mem::offset_of!(nvfp4_dynamic_call, overlap) - 104usize];
 };
 unsafe extern "C" {
-    pub fn nvfp4_dynamic_prepare(prefill: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
+    pub fn nvfp4_dynamic_prepare(
+        prefill: ::std::os::raw::c_int,
+        native: ::std::os::raw::c_int,
+    ) -> ::std::os::raw::c_int;
     pub fn nvfp4_dynamic_scratch_bytes(m: i64, k: i64, multiprocessors: ::std::os::raw::c_int) -> i64;
     pub fn nvfp4_dynamic_project(
         call: *const nvfp4_dynamic_call,

@@ -13,6 +13,9 @@
 //! tensor cores in a form of their own where the device has it and a [`Workspace`](device::Workspace) was given, else 16 at a time. A
 //! call that is not of the bound form is refused.
 //!
+//! On compute capability 12.0, where sm_120a is among the architectures built, codes and scales enter the tensor cores as they
+//! are. That path is compiled and has not run on any device yet.
+//!
 //! ```
 //! use device::Device;
 //! use linear_proj::{Bind, DenseWeights, Door, Rows, RowsMut, Seat};

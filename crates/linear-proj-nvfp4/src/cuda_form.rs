@@ -6,22 +6,25 @@ use linear_proj::decode_band::{self, GROUP};
 use linear_proj::{Bind, CudaCall, CudaWeights, Options, RowType, ScaleMode};
 use structure_core::{Arch, Kernels, Refusal};
 
-use crate::tiles::{CODES, SCALES, TILE_K, pack, unpack};
-use crate::{Quantized, RowQuantiser};
+use crate::tiles::{CODES, SCALES, TILE_K};
+use crate::{Quantized, RowQuantiser, native_tiles, tiles};
 
 /// The architecture that has the prefill band.
 const PREFILL: Arch = Arch::new(90, true);
+/// The architecture whose decode band is native: its tensor cores take NVFP4 as it is.
+const NATIVE: Arch = Arch::new(120, true);
 
 /// The launchers of one implementation: the ffi of its `cuda.rs`.
 pub trait Launcher: Send {
     /// What was compiled.
     const KERNELS: &'static Kernels;
 
-    /// Loads the kernels into the current context, so that no later call does; those of the prefill band where asked.
+    /// Loads the kernels into the current context, so that no later call does: those of the decode band, native or not, and those
+    /// of the prefill band where asked.
     ///
     /// # Errors
     /// [`Refusal::Cuda`] with the name of the error.
-    fn prepare(prefill: bool) -> Result<(), Refusal>;
+    fn prepare(prefill: bool, native: bool) -> Result<(), Refusal>;
 
     /// Bytes of scratch memory that calls of up to `m` rows take; `multiprocessors` as in [`Call`].
     fn scratch_bytes(m: usize, k: usize, multiprocessors: usize) -> usize;
@@ -38,7 +41,7 @@ pub trait Launcher: Send {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// E2M1 codes of the weights in [tiles](crate::tiles), U8 `[ceil(N / 16), ceil(K / 64), 512]`.
+    /// E2M1 codes of the weights in [tiles], or [native ones](native_tiles), U8 `[ceil(N / 16), ceil(K / 64), 512]`.
     pub codes: View<'a>,
     /// Their scales, U8 `[ceil(N / 16), ceil(K / 64), 64]`.
     pub scales: View<'a>,
@@ -70,6 +73,8 @@ pub struct Call<'a> {
     pub clusters: bool,
     /// How many the device has, where the prefill band takes calls of many rows; else 0, and the decode band takes all.
     pub multiprocessors: usize,
+    /// Whether the native kernels are to run; there is no prefill band then.
+    pub native: bool,
     /// Where the work is queued.
     pub stream: &'a Stream,
 }
@@ -95,6 +100,8 @@ struct Resident<L> {
     bias: Option<Buffer<f32>>,
     inverse_balance: Option<Buffer<f32>>,
     clusters: bool,
+    /// Whether codes and scales are packed for the native kernels.
+    native: bool,
     rows: RowQuantiser,
     launcher: PhantomData<fn() -> L>,
 }
@@ -131,6 +138,7 @@ impl<L: Launcher> Resident<L> {
             dtype: call.dtype,
             clusters: self.clusters,
             multiprocessors,
+            native: self.native,
             stream: call.stream,
         })
     }
@@ -149,7 +157,8 @@ impl<L: Launcher> CudaForm<L> {
         rows: RowQuantiser,
     ) -> Result<Self, Refusal> {
         let (n, k, gpu) = (quantized.n, quantized.k, stream.device());
-        let (codes, scales) = pack(quantized);
+        let native = built::<L>(NATIVE, stream);
+        let (codes, scales) = if native { native_tiles::pack(quantized) } else { tiles::pack(quantized) };
         let inverse_balance = rows.inverse_balance.as_deref();
         let floats = bind.bias.map_or(0, <[f32]>::len) + inverse_balance.map_or(0, <[f32]>::len);
         let scratch = L::scratch_bytes(decode_band::BAND.max, k, 0);
@@ -157,7 +166,7 @@ impl<L: Launcher> CudaForm<L> {
         gpu.require(bind.seat, bytes as u64)?;
         gpu.make_current()?;
         let prefill = prefill::<L>(stream, options)?;
-        L::prepare(prefill.is_some())?;
+        L::prepare(prefill.is_some(), native)?;
         if let Some(Prefill { workspace, multiprocessors }) = &prefill {
             workspace.reserve(L::scratch_bytes(workspace.rows(), k, *multiprocessors))?;
         }
@@ -173,6 +182,7 @@ impl<L: Launcher> CudaForm<L> {
                 .map(|inverse| Buffer::from_host(stream, inverse, &[k]))
                 .transpose()?,
             clusters: gpu.compute_capability().major >= 9,
+            native,
             rows,
             launcher: PhantomData,
         };
@@ -185,13 +195,16 @@ impl<L: Launcher> CudaForm<L> {
     }
 }
 
+/// Whether there is code for an architecture, and the stream's device runs it.
+fn built<L: Launcher>(arch: Arch, stream: &Stream) -> bool {
+    L::KERNELS.built.contains(&arch) && arch.runs_on(stream.device().compute_capability())
+}
+
 /// What calls of many rows need, where a workspace was given and the device has the code.
 fn prefill<L: Launcher>(stream: &Stream, options: &Options<'_>) -> Result<Option<Prefill>, Refusal> {
-    let gpu = stream.device();
-    let built = L::KERNELS.built.contains(&PREFILL) && PREFILL.runs_on(gpu.compute_capability());
     match options.workspace {
-        Some(workspace) if built => {
-            let multiprocessors = gpu.multiprocessors()?;
+        Some(workspace) if built::<L>(PREFILL, stream) => {
+            let multiprocessors = stream.device().multiprocessors()?;
             Ok(Some(Prefill { workspace: workspace.clone(), multiprocessors }))
         }
         _ => Ok(None),
@@ -219,13 +232,14 @@ impl<L: Launcher> CudaWeights for CudaForm<L> {
     fn dequantized(&self, features: Range<usize>) -> Result<Vec<f32>, Refusal> {
         // Whole groups of 16 features are read back, then those before and after are dropped.
         let groups = features.start / GROUP..features.end.div_ceil(GROUP);
-        let Resident { k, codes: packed_codes, scales: packed_scales, global, .. } = &self.resident;
+        let Resident { k, codes: packed_codes, scales: packed_scales, global, native, .. } = &self.resident;
         let tiles = groups.len() * k.div_ceil(TILE_K);
         let first_tile = groups.start * k.div_ceil(TILE_K);
         let (mut codes, mut scales) = (vec![0u8; tiles * CODES], vec![0u8; tiles * SCALES]);
         packed_codes.copy_range_to_host(&self.stream, first_tile * CODES, &mut codes)?;
         packed_scales.copy_range_to_host(&self.stream, first_tile * SCALES, &mut scales)?;
         let first = groups.start * GROUP;
+        let unpack = if *native { native_tiles::unpack } else { tiles::unpack };
         let quantized = unpack(&codes, &scales, *k, *global);
         Ok(quantized.dequantized(features.start - first..features.end - first, *global))
     }

@@ -1,6 +1,7 @@
 //! What the NVFP4 implementations of `linear_proj` share. Nothing is registered here, and no kernel is compiled.
 //!
-//! - [`Quantized`]: weights in canonical order, [`tiles`] the order in which the kernels stream them;
+//! - [`Quantized`]: weights in canonical order, [`tiles`] the order in which the kernels stream them, [`native_tiles`] that of the
+//!   kernels of sm_120a, which are compiled and not run yet;
 //! - [`RowQuantiser`]: how rows become NVFP4, with or without an inverse balance;
 //! - [`CpuForm`]: both together, for a [`CpuArm`](linear_proj::CpuArm);
 //! - [`CudaForm`]: both together on a device, for a [`CudaArm`](linear_proj::CudaArm); an implementation's `cuda.rs` brings its
@@ -26,6 +27,7 @@
 
 mod cpu;
 mod cuda_form;
+pub mod native_tiles;
 mod quantized;
 mod rows;
 pub mod tiles;
