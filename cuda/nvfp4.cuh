@@ -1,5 +1,8 @@
 // A projection of NVFP4 weights with NVFP4 activations: up to 16 rows in the decode band, through BF16 or, where the device has
 // tensor cores for NVFP4 (sm_120a), natively; more rows by the prefill band where the device has its tensor cores (sm_90a).
+//
+// All of it is in namespaces without a name, as each implementation compiles it for itself: kernels that two objects have under one
+// name become one at the link, and what is set for the one (its shared memory) and launched may be two.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +13,7 @@
 #include "nvfp4_prefill.cuh"
 
 namespace nvfp4 {
+namespace {
 
 enum class DType { F32, F16, BF16 };
 
@@ -104,4 +108,5 @@ inline cudaError_t prepare(bool prefill, bool native) {
     return cudaSuccess;
 }
 
+}  // namespace
 }  // namespace nvfp4

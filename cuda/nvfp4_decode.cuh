@@ -11,6 +11,7 @@
 #include "nvfp4_weights.cuh"
 
 namespace nvfp4_decode {
+namespace {
 
 using namespace nvfp4;
 using decode_band::Activations;
@@ -290,4 +291,5 @@ cudaError_t prepare() {
     return error;
 }
 
+}  // namespace
 }  // namespace nvfp4_decode

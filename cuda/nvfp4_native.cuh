@@ -20,6 +20,7 @@
 #endif
 
 namespace nvfp4_native {
+namespace {
 
 using namespace nvfp4;
 using nvfp4_decode::Scratch;
@@ -141,6 +142,7 @@ struct Format {
     }
 };
 
+}  // namespace
 }  // namespace nvfp4_native
 
 template <>
@@ -151,6 +153,7 @@ template <>
 constexpr bool decode_band::COMPILED<nvfp4_native::Fragments> = HAS_BLOCK_SCALED_MMA;
 
 namespace nvfp4_native {
+namespace {
 
 // One form for every shape: none has been measured.
 using Form = decode_band::Form<1, 2, 4, decode_band::Tail::Skip>;
@@ -185,4 +188,5 @@ cudaError_t prepare() {
     return error != cudaSuccess ? error : decode_band::load(kernel<2, T>().function);
 }
 
+}  // namespace
 }  // namespace nvfp4_native

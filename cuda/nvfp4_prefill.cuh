@@ -8,6 +8,7 @@
 #include "prefill_band.cuh"
 
 namespace nvfp4_prefill {
+namespace {
 
 using namespace nvfp4;
 
@@ -138,4 +139,5 @@ cudaError_t prepare() {
     return error != cudaSuccess ? error : prefill_band::prepare<Format, T>();
 }
 
+}  // namespace
 }  // namespace nvfp4_prefill

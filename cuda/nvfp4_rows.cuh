@@ -9,6 +9,7 @@
 #include "rows.cuh"
 
 namespace nvfp4 {
+namespace {
 
 constexpr int BLOCK = 16;  // elements under one scale
 constexpr float MAX_E2M1 = 6.0f, MAX_E4M3 = 448.0f;
@@ -138,4 +139,5 @@ struct BlockScale {
     }
 };
 
+}  // namespace
 }  // namespace nvfp4

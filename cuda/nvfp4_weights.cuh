@@ -10,6 +10,7 @@
 #include "load.cuh"
 
 namespace nvfp4 {
+namespace {
 
 // The eight pairs of a block, each an even element in the low and an odd one in the high half, as BF16 times 2^-126: the sign
 // in its place, the other three bits as the low exponent bits and the high mantissa bit (so half is a BF16 subnormal).
@@ -81,4 +82,5 @@ struct PackedWeights {
     }
 };
 
+}  // namespace
 }  // namespace nvfp4

@@ -1,6 +1,7 @@
 //! Calls of many rows, of the variants that serve them: in the form for prompts where the device has it, else in passes.
 
-use device::Workspace;
+use device::{Buffer, Graph, Workspace};
+use half::bf16;
 use libtest_mimic::Trial;
 use linear_proj::{BoundProj, DenseWeights, Options, Rows, RowsMut, ScaleMode, Staged, gates};
 
@@ -16,6 +17,7 @@ pub fn trials() -> Vec<Trial> {
             on_gpu("prefill::close_to_the_reference", close_to_the_reference),
             on_gpu("prefill::a_bad_row_spoils_itself_alone", a_bad_row_spoils_itself_alone),
             on_gpu("prefill::a_workspace_serves_its_stream", a_workspace_serves_its_stream),
+            on_gpu("prefill::row_types_agree", row_types_agree),
         ])
         .collect()
 }
@@ -86,6 +88,44 @@ fn a_bad_row_spoils_itself_alone(arm: &Arm) {
                 50 => assert!(got.iter().all(|&y| f32::from_bits(y) == 0.0), "{variant}, row {row}"),
                 _ => assert_eq!(got, clean, "{variant}, row {row}"),
             }
+        }
+    }
+}
+
+/// Rows of BF16 in device memory give the BF16 of the same rows in F32; as many of them as the bench takes, and in a graph.
+fn row_types_agree(arm: &Arm) {
+    const ROWS: usize = 2048;
+    let (n, k) = (300, 1040);
+    for variant in VARIANTS {
+        let mut random = Random::new(23);
+        let w = random.normals(n * k, 0.05);
+        let stream = arm.stream();
+        let workspace = Workspace::new(&stream, ROWS);
+        let amax = uneven_amax(k);
+        let options = Options { amax: Some(&amax), workspace: Some(&workspace), ..Options::default() };
+        let weights = DenseWeights::from_f32(n, k, &w).unwrap();
+        let mut proj = arm.bind_with(variant, weights, None, &options).unwrap();
+        for m in [40, ROWS] {
+            let x: Vec<bf16> = random.normals(m * k, 1.0).into_iter().map(bf16::from_f32).collect();
+            let wide: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
+            let x = Buffer::from_host(&stream, &x, &[m, k]).unwrap();
+            let wide = Buffer::from_host(&stream, &wide, &[m, k]).unwrap();
+            let mut y = Buffer::<bf16>::zeros(&stream, &[m, n]).unwrap();
+            let mut wide_y = Buffer::<f32>::zeros(&stream, &[m, n]).unwrap();
+            let rows = Rows::device(wide.view(), &stream, m, k).unwrap();
+            proj.project(rows, RowsMut::device(wide_y.view_mut(), m, n).unwrap()).unwrap();
+            let expected: Vec<bf16> =
+                wide_y.to_host(&stream).unwrap().into_iter().map(bf16::from_f32).collect();
+            let mut call = |y: &mut Buffer<bf16>| {
+                let rows = Rows::device(x.view(), &stream, m, k)?;
+                proj.project(rows, RowsMut::device(y.view_mut(), m, n)?)
+            };
+            call(&mut y).unwrap();
+            assert_eq!(y.to_host(&stream).unwrap(), expected, "{variant}, M = {m}");
+            let mut graph = Graph::capture(&stream, |_| call(&mut y)).unwrap();
+            y.fill_bytes(&stream, 0x7f).unwrap();
+            graph.launch().unwrap();
+            assert_eq!(y.to_host(&stream).unwrap(), expected, "{variant}, M = {m}, in a graph");
         }
     }
 }
