@@ -1,8 +1,9 @@
 // A projection of NVFP4 weights with NVFP4 activations: up to 16 rows in the decode band, through BF16 or, where the device has
 // tensor cores for NVFP4 (sm_120a), natively; more rows by the prefill band where the device has its tensor cores (sm_90a).
 //
-// All of it is in namespaces without a name, as each implementation compiles it for itself: kernels that two objects have under one
-// name become one at the link, and what is set for the one (its shared memory) and launched may be two.
+// All of it is in namespaces without a name, as each implementation compiles it for itself. nvcc gives each object a stub of
+// its own for a kernel template, but of functions under one name the linker keeps one: a launch would then take another
+// object's kernel than the one that `prepare` gave its shared memory.
 #pragma once
 
 #include <cstdint>

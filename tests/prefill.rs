@@ -8,7 +8,9 @@ use linear_proj::{BoundProj, DenseWeights, Options, Rows, RowsMut, ScaleMode, St
 use crate::arm::{Arm, on_each_arm, on_gpu, uneven_amax};
 use crate::random::Random;
 
-const VARIANTS: &[&str] = &["nvfp4_dynamic", "nvfp4_balance"];
+/// Not in the order in which they are linked: what the first prepares must be its own kernels, not those of the first that is
+/// linked.
+const VARIANTS: &[&str] = &["nvfp4_balance", "nvfp4_dynamic"];
 
 pub fn trials() -> Vec<Trial> {
     on_each_arm("prefill::any_number_of_rows", any_number_of_rows)
