@@ -75,7 +75,8 @@ pub fn trials() -> Vec<Trial> {
     .collect()
 }
 
-fn project(proj: &mut dyn BoundProj, x: &[f32], rows: usize) -> Vec<f32> {
+/// Projects host rows into an output that is poisoned first.
+pub fn project(proj: &mut dyn BoundProj, x: &[f32], rows: usize) -> Vec<f32> {
     let (n, k) = (proj.n(), proj.k());
     let mut y = vec![f32::NAN; rows * n];
     let output = RowsMut::host(&mut y[..], rows, n).unwrap();

@@ -145,9 +145,5 @@ fn a_workspace_serves_its_stream(arm: &Arm) {
 }
 
 fn project(proj: &mut dyn BoundProj, x: &[f32], rows: usize) -> Vec<u32> {
-    let (n, k) = (proj.n(), proj.k());
-    let mut y = vec![f32::NAN; rows * n];
-    let output = RowsMut::host(&mut y[..], rows, n).unwrap();
-    proj.project(Rows::host(x, rows, k).unwrap(), output).unwrap();
-    y.iter().map(|y| y.to_bits()).collect()
+    crate::gates::project(proj, x, rows).iter().map(|y| y.to_bits()).collect()
 }

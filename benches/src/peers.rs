@@ -35,15 +35,14 @@ enum Outcome {
 }
 
 impl Peers {
-    /// The GPU that a file was measured on.
+    /// Reads a file.
     ///
     /// # Errors
     /// With the path: a file that cannot be read.
-    pub fn gpu(path: &Path) -> Result<String> {
+    pub fn open(path: &Path) -> Result<Self> {
         let context = || path.display().to_string();
         let text = fs::read_to_string(path).with_context(context)?;
-        let peers: Peers = serde_json::from_str(&text).with_context(context)?;
-        Ok(peers.gpu)
+        serde_json::from_str(&text).with_context(context)
     }
 
     /// Reads what was measured on a GPU of this name.
@@ -51,13 +50,16 @@ impl Peers {
     /// # Errors
     /// With the path: a file that cannot be read, or of another GPU.
     pub fn read(path: &Path, gpu: &str) -> Result<Self> {
-        let context = || path.display().to_string();
-        let text = fs::read_to_string(path).with_context(context)?;
-        let peers: Peers = serde_json::from_str(&text).with_context(context)?;
+        let peers = Self::open(path)?;
         if peers.gpu != gpu {
             bail!("{} was measured on {}, not on {gpu}", path.display(), peers.gpu);
         }
         Ok(peers)
+    }
+
+    /// The GPU that it was measured on.
+    pub fn gpu(&self) -> &str {
+        &self.gpu
     }
 
     /// Adds its rows to ours. Their floors are the bytes of their own formats over our read bandwidth.

@@ -16,10 +16,11 @@ fn main() -> Result<()> {
     let mut all = Results::read_all(&folder)?;
     for path in std::env::args_os().skip(1) {
         let path = Path::new(&path);
-        let gpu = Peers::gpu(path)?;
-        let of_gpu = all.iter_mut().find(|results| results.gpu == gpu);
-        let results = of_gpu.with_context(|| format!("{}: results/ has no {gpu}", path.display()))?;
-        Peers::read(path, &gpu)?.add_to(results);
+        let peers = Peers::open(path)?;
+        let of_gpu = all.iter_mut().find(|results| results.gpu == peers.gpu());
+        let results =
+            of_gpu.with_context(|| format!("{}: results/ has no {}", path.display(), peers.gpu()))?;
+        peers.add_to(results);
         results.write(&folder)?;
     }
     for results in &all {

@@ -6,8 +6,9 @@ use linear_proj::decode_band::{self, GROUP};
 use linear_proj::{Bind, CudaCall, CudaWeights, Options, RowType, ScaleMode};
 use structure_core::{Arch, Kernels, Refusal};
 
-use crate::tiles::{CODES, SCALES, TILE_K};
-use crate::{Quantized, RowQuantiser, native_tiles, tiles};
+use crate::native_tiles::NATIVE as NATIVE_LAYOUT;
+use crate::tiles::{CODES, CONVERTED, Layout, SCALES, TILE_K};
+use crate::{Quantized, RowQuantiser};
 
 /// The architecture that has the prefill band.
 const PREFILL: Arch = Arch::new(90, true);
@@ -41,7 +42,7 @@ pub trait Launcher: Send {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// E2M1 codes of the weights in [tiles], or [native ones](native_tiles), U8 `[ceil(N / 16), ceil(K / 64), 512]`.
+    /// E2M1 codes of the weights in [tiles](crate::tiles), or [native ones](crate::native_tiles), U8 `[ceil(N / 16), ceil(K / 64), 512]`.
     pub codes: View<'a>,
     /// Their scales, U8 `[ceil(N / 16), ceil(K / 64), 64]`.
     pub scales: View<'a>,
@@ -158,7 +159,7 @@ impl<L: Launcher> CudaForm<L> {
     ) -> Result<Self, Refusal> {
         let (n, k, gpu) = (quantized.n, quantized.k, stream.device());
         let native = built::<L>(NATIVE, stream);
-        let (codes, scales) = if native { native_tiles::pack(quantized) } else { tiles::pack(quantized) };
+        let (codes, scales) = layout(native).pack(quantized);
         let inverse_balance = rows.inverse_balance.as_deref();
         let floats = bind.bias.map_or(0, <[f32]>::len) + inverse_balance.map_or(0, <[f32]>::len);
         let scratch = L::scratch_bytes(decode_band::BAND.max, k, 0);
@@ -195,9 +196,17 @@ impl<L: Launcher> CudaForm<L> {
     }
 }
 
-/// Whether there is code for an architecture, and the stream's device runs it.
+/// How the weights lie for the kernels that are to run.
+fn layout(native: bool) -> &'static Layout {
+    if native { &NATIVE_LAYOUT } else { &CONVERTED }
+}
+
+/// Whether the stream's device runs the code of an architecture, and that of no other that was built: the driver might choose the
+/// other, and kernels that are this architecture's alone are empty there.
 fn built<L: Launcher>(arch: Arch, stream: &Stream) -> bool {
-    L::KERNELS.built.contains(&arch) && arch.runs_on(stream.device().compute_capability())
+    let device = stream.device().compute_capability();
+    let runs: Vec<Arch> = L::KERNELS.built.iter().copied().filter(|built| built.runs_on(device)).collect();
+    runs == [arch]
 }
 
 /// What calls of many rows need, where a workspace was given and the device has the code.
@@ -239,8 +248,7 @@ impl<L: Launcher> CudaWeights for CudaForm<L> {
         packed_codes.copy_range_to_host(&self.stream, first_tile * CODES, &mut codes)?;
         packed_scales.copy_range_to_host(&self.stream, first_tile * SCALES, &mut scales)?;
         let first = groups.start * GROUP;
-        let unpack = if *native { native_tiles::unpack } else { tiles::unpack };
-        let quantized = unpack(&codes, &scales, *k, *global);
+        let quantized = layout(*native).unpack(&codes, &scales, *k, *global);
         Ok(quantized.dequantized(features.start - first..features.end - first, *global))
     }
 }

@@ -4,12 +4,9 @@
 //! Eight codes make a word, the lowest k in the lowest bits. Lane `4g + t` of a warp has four words: at `k = 8t` of features g and
 //! g + 8, then at `k = 32 + 8t` of both. Scales are feature by feature, four of each in the order of k.
 
-use linear_proj::decode_band::GROUP;
 use number_formats::nvfp4::BLOCK;
-use rayon::prelude::*;
 
-use crate::Quantized;
-use crate::tiles::{CODES, SCALES, TILE_K};
+use crate::tiles::Layout;
 
 /// Bytes of a word of codes, the elements of one feature that a lane has in a row.
 const WORD: usize = 4;
@@ -27,61 +24,30 @@ fn scale_in_tile(feature: usize, block: usize) -> usize {
     4 * feature + block
 }
 
-/// Codes `[ceil(N / 16), ceil(K / 64), 512]` and scales `[ceil(N / 16), ceil(K / 64), 64]`, zero past N and K.
-pub fn pack(quantized: &Quantized) -> (Vec<u8>, Vec<u8>) {
-    let (n, blocks) = (quantized.n, quantized.k / BLOCK);
-    let (groups, tiles) = (n.div_ceil(GROUP), quantized.k.div_ceil(TILE_K));
-    let mut packed = vec![0u8; groups * tiles * CODES];
-    let mut scales = vec![0u8; groups * tiles * SCALES];
-    packed.par_chunks_mut(tiles * CODES).zip(scales.par_chunks_mut(tiles * SCALES)).enumerate().for_each(
-        |(group, (packed, scales))| {
-            for feature in 0..GROUP.min(n - group * GROUP) {
-                let row = (group * GROUP + feature) * blocks;
-                for block in 0..blocks {
-                    let tile = block / 4;
-                    scales[tile * SCALES + scale_in_tile(feature, block % 4)] = quantized.scales[row + block];
-                    for word in 0..WORDS {
-                        let from = (row + block) * BLOCK / 2 + word * WORD;
-                        let to = tile * CODES + word_in_tile(feature, block % 4 * WORDS + word) * WORD;
-                        packed[to..to + WORD].copy_from_slice(&quantized.codes[from..from + WORD]);
-                    }
-                }
-            }
-        },
-    );
-    (packed, scales)
-}
-
-/// The inverse of [`pack`] for whole groups of 16 features.
-pub fn unpack(packed: &[u8], packed_scales: &[u8], k: usize, global: f32) -> Quantized {
-    let (blocks, tiles) = (k / BLOCK, k.div_ceil(TILE_K));
-    let n = packed.len() / (tiles * CODES) * GROUP;
-    let mut quantized = Quantized {
-        n,
-        k,
-        codes: Vec::with_capacity(n * k / 2),
-        scales: Vec::with_capacity(n * blocks),
-        global,
-        conversion_error: 0.0,
-    };
-    for feature in 0..n {
-        for block in 0..blocks {
-            let tile = feature / GROUP * tiles + block / 4;
-            quantized.scales.push(packed_scales[tile * SCALES + scale_in_tile(feature % GROUP, block % 4)]);
-            for word in 0..WORDS {
-                let at = tile * CODES + word_in_tile(feature % GROUP, block % 4 * WORDS + word) * WORD;
-                quantized.codes.extend(&packed[at..at + WORD]);
-            }
+/// As the block-scaled tensor core has them.
+pub const NATIVE: Layout = Layout {
+    put: |(packed, scales), feature, block, codes, scale| {
+        scales[scale_in_tile(feature, block)] = scale;
+        for (word, codes) in codes.chunks_exact(WORD).enumerate() {
+            let at = word_in_tile(feature, block * WORDS + word) * WORD;
+            packed[at..at + WORD].copy_from_slice(codes);
         }
-    }
-    quantized
-}
+    },
+    take: |(packed, scales), feature, block| {
+        let code =
+            |byte: usize| packed[word_in_tile(feature, block * WORDS + byte / WORD) * WORD + byte % WORD];
+        (std::array::from_fn(code), scales[scale_in_tile(feature, block)])
+    },
+};
 
 #[cfg(test)]
 mod tests {
+    use linear_proj::decode_band::GROUP;
     use number_formats::{e2m1, e4m3, nvfp4};
 
     use super::*;
+    use crate::Quantized;
+    use crate::tiles::{CODES, SCALES, TILE_K};
 
     const SHAPES: [(usize, usize); 4] = [(1, 16), (16, 64), (17, 80), (40, 208)];
 
@@ -96,8 +62,8 @@ mod tests {
     fn packing_loses_nothing_and_pads_with_zeros() {
         for (n, k) in SHAPES {
             let quantized = quantized(n, k, 1);
-            let (packed, packed_scales) = pack(&quantized);
-            let mut unpacked = unpack(&packed, &packed_scales, k, 1.0);
+            let (packed, packed_scales) = NATIVE.pack(&quantized);
+            let mut unpacked = NATIVE.unpack(&packed, &packed_scales, k, 1.0);
             assert!(unpacked.codes.split_off(n * k / 2).iter().all(|&padding| padding == 0));
             assert!(unpacked.scales.split_off(n * k / BLOCK).iter().all(|&padding| padding == 0));
             assert_eq!(unpacked.codes, quantized.codes, "N = {n}, K = {k}");
@@ -174,7 +140,7 @@ mod tests {
     fn the_tensor_core_finds_each_code_and_its_scale() {
         for (n, k) in SHAPES {
             let (weights, rows) = (quantized(n, k, 5), quantized(8, k, 11));
-            let (packed, packed_scales) = pack(&weights);
+            let (packed, packed_scales) = NATIVE.pack(&weights);
             let tiles = k.div_ceil(TILE_K);
             let numbers = |of: &Quantized, row: usize| {
                 let (codes, scales) =

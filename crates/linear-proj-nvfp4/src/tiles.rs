@@ -120,57 +120,75 @@ fn codes_under(scale: u8, codes: &[u8]) -> [u8; BLOCK / 2] {
     std::array::from_fn(|byte| if scale == 0 { codes[byte] & 0x88 } else { codes[byte] })
 }
 
-/// Codes `[ceil(N / 16), ceil(K / 64), 512]` and scales `[ceil(N / 16), ceil(K / 64), 64]`, zero past N and K.
-pub fn pack(quantized: &Quantized) -> (Vec<u8>, Vec<u8>) {
-    let (n, blocks) = (quantized.n, quantized.k / BLOCK);
-    let (groups, tiles) = (n.div_ceil(GROUP), quantized.k.div_ceil(TILE_K));
-    let mut packed = vec![0u8; groups * tiles * CODES];
-    let mut scales = vec![0u8; groups * tiles * SCALES];
-    packed.par_chunks_mut(tiles * CODES).zip(scales.par_chunks_mut(tiles * SCALES)).enumerate().for_each(
-        |(group, (packed, scales))| {
+/// A tile's codes and scales.
+type Tile<'a> = (&'a [u8], &'a [u8]);
+type TileMut<'a> = (&'a mut [u8], &'a mut [u8]);
+/// A block's codes and scale.
+type Block = ([u8; BLOCK / 2], u8);
+
+/// How blocks lie within a tile.
+pub struct Layout {
+    /// Puts a block of a feature, by its number in the tile, into the tile's codes and scales.
+    pub(crate) put: fn(tile: TileMut<'_>, feature: usize, block: usize, codes: &[u8], scale: u8),
+    /// The inverse: codes and scale.
+    pub(crate) take: fn(tile: Tile<'_>, feature: usize, block: usize) -> Block,
+}
+
+/// As the kernels that convert to BF16 have them. Codes under a scale of zero come back as zeros with their signs.
+pub const CONVERTED: Layout = Layout {
+    put: |(packed, scales), feature, block, codes, scale| {
+        let at = block_in_tile(feature, block);
+        scales[at] = pack_scale(scale);
+        let [first, second] = words(&codes_under(scale, codes));
+        packed[at * 8..at * 8 + 4].copy_from_slice(&first.to_le_bytes());
+        packed[at * 8 + 4..at * 8 + 8].copy_from_slice(&second.to_le_bytes());
+    },
+    take: |(packed, scales), feature, block| {
+        let at = block_in_tile(feature, block);
+        let word =
+            |word: usize| u32::from_le_bytes(std::array::from_fn(|byte| packed[at * 8 + word * 4 + byte]));
+        (codes([word(0), word(1)]), unpack_scale(scales[at]))
+    },
+};
+
+impl Layout {
+    /// Codes `[ceil(N / 16), ceil(K / 64), 512]` and scales `[ceil(N / 16), ceil(K / 64), 64]`, zero past N and K.
+    pub fn pack(&self, quantized: &Quantized) -> (Vec<u8>, Vec<u8>) {
+        let (n, blocks) = (quantized.n, quantized.k / BLOCK);
+        let (groups, tiles) = (n.div_ceil(GROUP), quantized.k.div_ceil(TILE_K));
+        let mut packed = vec![0u8; groups * tiles * CODES];
+        let mut scales = vec![0u8; groups * tiles * SCALES];
+        let by_group = packed.par_chunks_mut(tiles * CODES).zip(scales.par_chunks_mut(tiles * SCALES));
+        by_group.enumerate().for_each(|(group, (packed, scales))| {
             for feature in 0..GROUP.min(n - group * GROUP) {
                 let row = (group * GROUP + feature) * blocks;
                 for block in 0..blocks {
-                    let at = block / 4 * SCALES + block_in_tile(feature, block % 4);
-                    let scale = quantized.scales[row + block];
-                    scales[at] = pack_scale(scale);
-                    let codes =
-                        codes_under(scale, &quantized.codes[(row + block) * 8..(row + block + 1) * 8]);
-                    let [first, second] = words(&codes);
-                    packed[at * 8..at * 8 + 4].copy_from_slice(&first.to_le_bytes());
-                    packed[at * 8 + 4..at * 8 + 8].copy_from_slice(&second.to_le_bytes());
+                    let tile = block / 4;
+                    let tile = (&mut packed[tile * CODES..][..CODES], &mut scales[tile * SCALES..][..SCALES]);
+                    let codes = &quantized.codes[(row + block) * 8..(row + block + 1) * 8];
+                    (self.put)(tile, feature, block % 4, codes, quantized.scales[row + block]);
                 }
             }
-        },
-    );
-    (packed, scales)
-}
-
-/// The inverse of [`pack`] for whole groups of 16 features; codes under a scale of zero come back as zeros with their signs.
-pub fn unpack(packed: &[u8], packed_scales: &[u8], k: usize, global: f32) -> Quantized {
-    let (blocks, tiles) = (k / BLOCK, k.div_ceil(TILE_K));
-    let n = packed.len() / (tiles * CODES) * GROUP;
-    let mut quantized = Quantized {
-        n,
-        k,
-        codes: Vec::with_capacity(n * k / 2),
-        scales: Vec::with_capacity(n * blocks),
-        global,
-        conversion_error: 0.0,
-    };
-    for feature in 0..n {
-        for block in 0..blocks {
-            let tile = feature / GROUP * tiles + block / 4;
-            let at = tile * SCALES + block_in_tile(feature % GROUP, block % 4);
-            quantized.scales.push(unpack_scale(packed_scales[at]));
-            let word = |word: usize| {
-                let at = at * 8 + word * 4;
-                u32::from_le_bytes([packed[at], packed[at + 1], packed[at + 2], packed[at + 3]])
-            };
-            quantized.codes.extend(codes([word(0), word(1)]));
-        }
+        });
+        (packed, scales)
     }
-    quantized
+
+    /// The inverse of [`pack`](Self::pack) for whole groups of 16 features.
+    pub fn unpack(&self, packed: &[u8], packed_scales: &[u8], k: usize, global: f32) -> Quantized {
+        let (blocks, tiles) = (k / BLOCK, k.div_ceil(TILE_K));
+        let n = packed.len() / (tiles * CODES) * GROUP;
+        let (mut codes, mut scales) = (Vec::with_capacity(n * k / 2), Vec::with_capacity(n * blocks));
+        for feature in 0..n {
+            for block in 0..blocks {
+                let tile = feature / GROUP * tiles + block / 4;
+                let tile = (&packed[tile * CODES..][..CODES], &packed_scales[tile * SCALES..][..SCALES]);
+                let (of_block, scale) = (self.take)(tile, feature % GROUP, block % 4);
+                codes.extend(of_block);
+                scales.push(scale);
+            }
+        }
+        Quantized { n, k, codes, scales, global, conversion_error: 0.0 }
+    }
 }
 
 #[cfg(test)]
@@ -183,8 +201,8 @@ mod tests {
             let codes: Vec<u8> = (0..n * k / 2).map(|i| (i * 37 % 256) as u8).collect();
             let scales: Vec<u8> = (0..n * k / 16).map(|i| (i % 126 + 1) as u8).collect();
             let quantized = Quantized { n, k, codes, scales, global: 1.0, conversion_error: 0.0 };
-            let (packed, packed_scales) = pack(&quantized);
-            let mut unpacked = unpack(&packed, &packed_scales, k, 1.0);
+            let (packed, packed_scales) = CONVERTED.pack(&quantized);
+            let mut unpacked = CONVERTED.unpack(&packed, &packed_scales, k, 1.0);
             assert!(unpacked.codes.split_off(n * k / 2).iter().all(|&padding| padding == 0));
             assert!(unpacked.scales.split_off(n * k / 16).iter().all(|&padding| padding == 0));
             assert_eq!(unpacked.codes, quantized.codes, "N = {n}, K = {k}");

@@ -8,7 +8,8 @@ use crate::{BoundProj, LinearProj, Rows, RowsData, RowsMut, RowsMutData};
 
 /// An implementation on a GPU, for a host whose rows are in host memory: every call copies up, projects and copies down.
 ///
-/// Calls of many rows go in parts. The copies cost more than a projection; this is for hosts that are not on the GPU themselves, and for tests.
+/// Calls of many rows go in parts. The copies cost more than a projection; this is for hosts that are not on the GPU themselves, and
+/// for tests.
 pub struct Staged<P> {
     proj: P,
     stream: Stream,
