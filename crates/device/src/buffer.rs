@@ -1,4 +1,5 @@
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use cudarc::driver::result;
 use half::{bf16, f16};
@@ -278,6 +279,27 @@ macro_rules! view {
                     return Err(Refusal::ShapeMismatch { what, expected: vec![self.len], got: vec![len] });
                 }
                 Ok(Self { len, ..self })
+            }
+
+            /// The elements of a range; its start must lie on 16 bytes.
+            ///
+            /// # Errors
+            /// [`Refusal::ShapeMismatch`] when there are fewer, [`Refusal::ValueOutside`] for another start.
+            pub fn range(self, range: Range<usize>) -> Result<Self, Refusal> {
+                let offset = range.start * self.dtype.size();
+                if range.start > range.end || range.end > self.len {
+                    let what = format!("a range of a {} view", self.dtype);
+                    let got = vec![range.start, range.end];
+                    return Err(Refusal::ShapeMismatch { what, expected: vec![0, self.len], got });
+                }
+                if offset % 16 != 0 {
+                    return Err(Refusal::ValueOutside {
+                        what: format!("the start of a range of a {} view", self.dtype),
+                        value: format!("{offset} bytes"),
+                        bound: "a multiple of 16 bytes".to_string(),
+                    });
+                }
+                Ok(Self { pointer: self.pointer + offset as u64, len: range.len(), ..self })
             }
         }
     };

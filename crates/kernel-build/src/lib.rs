@@ -57,6 +57,18 @@ pub fn compile(name: &str, sources: &[&str]) {
     }
 }
 
+/// Sets the cfg `kernels_built` where [`compile`] would, for a crate that has no kernels and calls those of others.
+pub fn declare() {
+    println!("cargo::rustc-check-cfg=cfg(kernels_built)");
+    let env: Env<'_> = &|key| {
+        println!("cargo::rerun-if-env-changed={key}");
+        env::var_os(key)
+    };
+    if let Ok(Plan::Compile { .. }) = plan::plan(env) {
+        println!("cargo::rustc-cfg=kernels_built");
+    }
+}
+
 fn build(name: &str, sources: &[&str]) -> Result<(), String> {
     println!("cargo::rustc-check-cfg=cfg(kernels_built)");
     // Every variable that was looked at, and no other, makes cargo run this again when it changes.

@@ -31,9 +31,13 @@ mod checkpoint;
 mod config;
 mod config_json;
 mod conv;
+#[cfg(kernels_built)]
+pub mod cuda;
 mod delta_rule;
 mod dense;
 mod experts;
+#[cfg(kernels_built)]
+mod ffi;
 mod ffn;
 mod fold;
 mod gated_delta;
@@ -53,6 +57,8 @@ mod sample;
 mod seats;
 mod state;
 mod tensor;
+
+include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 pub use config::{Config, FfnConfig, LayerType, SparseFfnConfig};
 pub use experts::Bank;

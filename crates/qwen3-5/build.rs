@@ -1,0 +1,4 @@
+//! Compiles the kernels, where there is a compiler.
+fn main() {
+    kernel_build::compile("qwen3_5", &["cuda/rows.cu"]);
+}

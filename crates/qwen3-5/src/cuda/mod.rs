@@ -1,0 +1,85 @@
+//! The host's kernels on a GPU: the safe wrappers of their launchers, and nothing else. One call a function, shapes in the call's
+//! type.
+//!
+//! Every wrapper checks that its views lie on the stream's device, hold the elements that the shape says and have the right type;
+//! what a kernel does is in its header, `cuda/*.h`.
+#![allow(unsafe_code, reason = "the launchers are C functions")]
+
+mod rows;
+
+use std::ffi::CStr;
+
+use device::{Stream, View, ViewMut};
+use structure_core::{DType, Place, Refusal};
+
+use crate::ffi;
+
+pub use rows::Embed;
+
+/// Loads every kernel into the context of a stream's device, so that no later call does.
+///
+/// # Errors
+/// [`Refusal::Cuda`].
+pub fn prepare(stream: &Stream) -> Result<(), Refusal> {
+    stream.device().make_current()?;
+    // SAFETY: the device's context is current.
+    check("qwen3_5_rows_prepare", unsafe { ffi::qwen3_5_rows_prepare() })
+}
+
+/// The address of a view that a call on `stream` reads, if it has the type and the elements that the call needs.
+fn input<T>(
+    what: &str,
+    view: View<'_>,
+    dtype: DType,
+    len: usize,
+    stream: &Stream,
+) -> Result<*const T, Refusal> {
+    check_view(what, view.dtype(), dtype, view.len(), len, view.ordinal(), stream)?;
+    Ok(view.pointer() as *const T)
+}
+
+/// As [`input`], of a view that the call writes.
+fn output<T>(
+    what: &str,
+    view: &ViewMut<'_>,
+    dtype: DType,
+    len: usize,
+    stream: &Stream,
+) -> Result<*mut T, Refusal> {
+    check_view(what, view.dtype(), dtype, view.len(), len, view.ordinal(), stream)?;
+    Ok(view.pointer() as *mut T)
+}
+
+fn check_view(
+    what: &str,
+    dtype: DType,
+    expected: DType,
+    len: usize,
+    needed: usize,
+    ordinal: usize,
+    stream: &Stream,
+) -> Result<(), Refusal> {
+    let what = || what.to_string();
+    if dtype != expected {
+        let (dtype, accepted) = (dtype.to_string(), expected.to_string());
+        return Err(Refusal::DTypeOutside { what: what(), dtype, accepted });
+    }
+    if len < needed {
+        return Err(Refusal::ShapeMismatch { what: what(), expected: vec![needed], got: vec![len] });
+    }
+    let device = stream.device().ordinal();
+    if ordinal != device {
+        let (rows, seat) = (Place::Cuda(ordinal).to_string(), Place::Cuda(device).to_string());
+        return Err(Refusal::WrongDevice { what: what(), rows, seat });
+    }
+    Ok(())
+}
+
+fn check(call: &str, code: i32) -> Result<(), Refusal> {
+    if code == 0 {
+        return Ok(());
+    }
+    // SAFETY: the runtime returns a static, NUL-terminated name for every code, known or not.
+    let name = unsafe { CStr::from_ptr(ffi::qwen3_5_error(code)) };
+    Err(Refusal::Cuda { call: call.to_string(), problem: name.to_string_lossy().into_owned() })
+}

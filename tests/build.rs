@@ -1,0 +1,4 @@
+//! Says whether there are kernels to hold.
+fn main() {
+    kernel_build::declare();
+}
