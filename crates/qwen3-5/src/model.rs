@@ -230,14 +230,7 @@ impl Model {
 
     /// Refuses no tokens, and tokens without an embedding.
     pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<(), Refusal> {
-        if tokens.is_empty() {
-            return Err(Refusal::EmptyPrompt);
-        }
-        let vocab = self.config.vocab_size;
-        match tokens.iter().find(|&&token| token as usize >= vocab) {
-            Some(&token) => Err(Refusal::TokenOutside { token, vocab }),
-            None => Ok(()),
-        }
+        check_tokens(tokens, self.config.vocab_size)
     }
 
     /// The embedding rows of tokens, `[tokens, hidden_size]`.
@@ -249,6 +242,17 @@ impl Model {
             table.decode_row(token as usize, row);
         }
         Ok(rows)
+    }
+}
+
+/// Refuses no tokens, and tokens outside the vocabulary.
+pub(crate) fn check_tokens(tokens: &[u32], vocab: usize) -> Result<(), Refusal> {
+    if tokens.is_empty() {
+        return Err(Refusal::EmptyPrompt);
+    }
+    match tokens.iter().find(|&&token| token as usize >= vocab) {
+        Some(&token) => Err(Refusal::TokenOutside { token, vocab }),
+        None => Ok(()),
     }
 }
 

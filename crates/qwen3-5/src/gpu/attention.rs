@@ -88,22 +88,23 @@ impl CudaAttention {
         pass.seats.project(self.q_proj, pass.x.view(), scratch.query_and_gate.view_mut(), rows)?;
         pass.seats.project(self.k_proj, pass.x.view(), scratch.projected_keys.view_mut(), rows)?;
         pass.seats.project(self.v_proj, pass.x.view(), scratch.values.view_mut(), rows)?;
-        let call = QkNormRope {
-            query_and_gate: scratch.query_and_gate.view(),
-            keys: scratch.projected_keys.view(),
-            query_scale: self.q_scale.view(),
-            key_scale: self.k_scale.view(),
+        let rotate = QkNormRope {
+            q_and_gate: scratch.query_and_gate.view(),
+            k: scratch.projected_keys.view(),
+            q_scale: self.q_scale.view(),
+            k_scale: self.k_scale.view(),
             frequencies: self.frequencies.view(),
             position: pass.position.view(),
-            queries_out: scratch.queries.view_mut(),
-            keys_out: scratch.keys.view_mut(),
+            q_out: scratch.queries.view_mut(),
+            k_out: scratch.keys.view_mut(),
             rows,
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
+            pairs: self.frequencies.len(),
             eps: self.eps,
         };
-        call.queue(pass.stream)?;
+        rotate.queue(pass.stream)?;
         let store = KvRows {
             keys: scratch.keys.view(),
             values: scratch.values.view(),
@@ -121,15 +122,15 @@ impl CudaAttention {
         };
         pass.kv.attend(self.index, &attend)?;
         // The queries have been answered; their buffer takes the gated result.
-        let call = OutputGate {
-            attended: scratch.attended.view(),
-            query_and_gate: scratch.query_and_gate.view(),
+        let gate = OutputGate {
+            values: scratch.attended.view(),
+            q_and_gate: scratch.query_and_gate.view(),
             out: scratch.queries.view_mut(),
             rows,
             heads: self.heads,
             head_dim: self.head_dim,
         };
-        call.queue(pass.stream)?;
+        gate.queue(pass.stream)?;
         pass.seats.project(self.o_proj, scratch.queries.view(), pass.update.view_mut(), rows)
     }
 }

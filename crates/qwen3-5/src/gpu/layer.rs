@@ -10,10 +10,10 @@ use super::delta::{CudaDelta, LayerState};
 use super::experts::CudaExperts;
 use super::ffn::CudaFfn;
 use super::seats::CudaSeats;
-use super::sequence::Scratch;
+use super::sequence::{FeedForwardScratch, Scratch};
 use crate::Config;
 use crate::config::FfnConfig;
-use crate::cuda::Norm;
+use crate::cuda::{AddNorm, Norm};
 use crate::layer::{Ffn, Layer, Mixer};
 use crate::norm::RmsNorm;
 
@@ -66,31 +66,36 @@ impl CudaNorm {
 
     /// Adds the update, if there is one, and writes the normed rows to `x`.
     pub fn queue(&self, pass: &mut Pass<'_>) -> Result<(), Refusal> {
-        let call = Norm {
-            update: pass.updated.then(|| pass.update.view()),
-            hidden: pass.hidden.view_mut(),
-            scale: self.scale.view(),
-            eps: self.eps,
-            out: pass.x.view_mut(),
-            rows: pass.rows,
-            width: self.scale.len(),
-        };
-        pass.updated = false;
-        call.queue(pass.stream)
+        let (rows, hidden) = (pass.rows, self.scale.len());
+        let (scale, eps, out) = (self.scale.view(), self.eps, pass.x.view_mut());
+        if !std::mem::take(&mut pass.updated) {
+            return Norm { x: pass.hidden.view(), scale, eps, out, rows, hidden }.queue(pass.stream);
+        }
+        let (x, update) = (pass.hidden.view_mut(), pass.update.view());
+        AddNorm { x, update, scale, eps, out, rows, hidden }.queue(pass.stream)
     }
 
-    /// Writes normed rows of a stream that has been updated to FP32 rows.
-    pub fn queue_f32(&self, pass: &mut Pass<'_>, out: &mut Buffer<f32>) -> Result<(), Refusal> {
-        let call = Norm {
-            update: None,
-            hidden: pass.hidden.view_mut(),
-            scale: self.scale.view(),
-            eps: self.eps,
-            out: out.view_mut(),
-            rows: pass.rows,
-            width: self.scale.len(),
-        };
-        call.queue(pass.stream)
+    /// Writes the normed rows of a stream that has no update to come to FP32 rows.
+    pub fn queue_f32(&self, pass: &Pass<'_>, out: &mut Buffer<f32>) -> Result<(), Refusal> {
+        let (rows, hidden) = (pass.rows, self.scale.len());
+        let (scale, eps, out) = (self.scale.view(), self.eps, out.view_mut());
+        Norm { x: pass.hidden.view(), scale, eps, out, rows, hidden }.queue(pass.stream)
+    }
+
+    /// Adds the update to rows of the stream, and writes them normed to FP32 rows; all from row `first` on.
+    pub fn queue_last(
+        &self,
+        pass: &mut Pass<'_>,
+        first: usize,
+        rows: usize,
+        out: &mut Buffer<f32>,
+    ) -> Result<(), Refusal> {
+        let hidden = self.scale.len();
+        let range = first * hidden..(first + rows) * hidden;
+        let x = pass.hidden.view_mut().range(range.clone())?;
+        let update = pass.update.view().range(range)?;
+        let (scale, eps, out) = (self.scale.view(), self.eps, out.view_mut());
+        AddNorm { x, update, scale, eps, out, rows, hidden }.queue(pass.stream)
     }
 }
 
@@ -148,4 +153,10 @@ impl CudaLayer {
         pass.updated = true;
         Ok(())
     }
+}
+
+/// A model and its sequence are made from one config, so that a layer finds what its kind needs.
+fn no_state() -> Refusal {
+    let (what, value) = ("the sequence of a layer".to_string(), "another model's".to_string());
+    Refusal::ValueOutside { what, value, bound: "this model's".to_string() }
 }

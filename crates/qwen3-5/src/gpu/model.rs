@@ -10,7 +10,8 @@ use super::layer::{CudaLayer, CudaNorm, Pass};
 use super::seats::CudaSeats;
 use super::sequence::{CudaSequence, PROMPT_ROWS};
 use crate::config::LayerType;
-use crate::cuda::{Embed, Norm, prepare};
+use crate::cuda::{Embed, prepare};
+use crate::model::check_tokens;
 use crate::seats::SeatId;
 use crate::{Config, Model};
 
@@ -81,8 +82,8 @@ impl CudaModel {
         &self.workspace
     }
 
-    /// Queues the layers over the first `rows` tokens of the sequence; leaves the residual stream, and the update still to be added.
-    fn layers(&mut self, rows: usize) -> Result<(), Refusal> {
+    /// Queues a pass over the first `rows` tokens of the sequence, and the logits of its last `logits` rows.
+    fn pass(&mut self, rows: usize, logits: usize) -> Result<(), Refusal> {
         let sequence = self.sequence.as_mut().ok_or_else(no_sequence)?;
         let embed = Embed {
             table: self.embedding.view(),
@@ -106,22 +107,11 @@ impl CudaModel {
         for (layer, state) in self.layers.iter_mut().zip(&mut sequence.states) {
             layer.forward(&mut pass, state, &mut sequence.scratch)?;
         }
-        Ok(())
-    }
-
-    /// Queues the logits of `rows` rows of the pass, from row `first` on.
-    fn head(&mut self, first: usize, rows: usize) -> Result<(), Refusal> {
-        let sequence = self.sequence.as_mut().ok_or_else(no_sequence)?;
-        let width = self.config.hidden_size;
-        let range = first * width..(first + rows) * width;
-        self.norm.queue_rows(
-            &self.stream,
-            sequence.update.view().range(range.clone())?,
-            sequence.hidden.view_mut().range(range)?,
-            sequence.normed.view_mut(),
-            rows,
-        )?;
-        self.seats.project(self.lm_head, sequence.normed.view(), sequence.logits.view_mut(), rows)
+        if logits == 0 {
+            return Ok(());
+        }
+        self.norm.queue_last(&mut pass, rows - logits, logits, &mut sequence.normed)?;
+        self.seats.project(self.lm_head, sequence.normed.view(), sequence.logits.view_mut(), logits)
     }
 
     /// One chunk of a prompt at the position that the device holds.
@@ -130,8 +120,7 @@ impl CudaModel {
         // Ids were checked against the vocabulary, which an i32 holds.
         let ids: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
         sequence.tokens.copy_range_from_host(&self.stream, 0, &ids)?;
-        self.layers(tokens.len())?;
-        if is_last { self.head(tokens.len() - 1, 1) } else { Ok(()) }
+        self.pass(tokens.len(), usize::from(is_last))
     }
 }
 
@@ -150,13 +139,7 @@ impl CudaHost for CudaModel {
             return Err(Refusal::WindowExceeded { needed: sequence.window, window: positions });
         }
         if !STEP_ROWS.takes(sequence.rows) {
-            let Band { min, max } = STEP_ROWS;
-            return Err(Refusal::DimOutside {
-                what: "a step".to_string(),
-                dim: "rows",
-                value: sequence.rows as u64,
-                bound: Bound { min: min as u64, max: max as u64, multiple_of: 1 },
-            });
+            return Err(rows_outside(sequence.rows, STEP_ROWS.max));
         }
         self.sequence = None;
         self.sequence = Some(CudaSequence::new(&self.stream, &self.config, sequence)?);
@@ -198,8 +181,11 @@ impl CudaHost for CudaModel {
     }
 
     fn step(&mut self, rows: usize) -> Result<(), Refusal> {
-        self.layers(rows)?;
-        self.head(0, rows)
+        let most = self.sequence.as_ref().ok_or_else(no_sequence)?.rows;
+        if !(1..=most).contains(&rows) {
+            return Err(rows_outside(rows, most));
+        }
+        self.pass(rows, rows)
     }
 
     fn buffers(&mut self) -> Result<StepBuffers<'_>, Refusal> {
@@ -229,6 +215,15 @@ impl Host for CudaModel {
 impl fmt::Debug for CudaModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CudaModel").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
+fn rows_outside(rows: usize, most: usize) -> Refusal {
+    Refusal::DimOutside {
+        what: "a step".to_string(),
+        dim: "rows",
+        value: rows as u64,
+        bound: Bound { min: 1, max: most as u64, multiple_of: 1 },
     }
 }
 
