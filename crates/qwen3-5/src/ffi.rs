@@ -43,8 +43,163 @@ const _: () = {
     ["Offset of field: qwen3_5_embed_call::overlap"]
         [::std::mem::offset_of!(qwen3_5_embed_call, overlap) - 48usize];
 };
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct qwen3_5_norm_call {
+    pub x: *mut ::std::os::raw::c_void,
+    pub update: *const ::std::os::raw::c_void,
+    pub scale: *const f32,
+    pub out: *mut ::std::os::raw::c_void,
+    pub rows: i64,
+    pub hidden: i64,
+    pub eps: f32,
+    pub out_f32: i32,
+    pub overlap: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of qwen3_5_norm_call"][::std::mem::size_of::<qwen3_5_norm_call>() - 64usize];
+    ["Alignment of qwen3_5_norm_call"][::std::mem::align_of::<qwen3_5_norm_call>() - 8usize];
+    ["Offset of field: qwen3_5_norm_call::x"][::std::mem::offset_of!(qwen3_5_norm_call, x) - 0usize];
+    ["Offset of field: qwen3_5_norm_call::update"]
+        [::std::mem::offset_of!(qwen3_5_norm_call, update) - 8usize];
+    ["Offset of field: qwen3_5_norm_call::scale"][::std::mem::offset_of!(qwen3_5_norm_call, scale) - 16usize];
+    ["Offset of field: qwen3_5_norm_call::out"][::std::mem::offset_of!(qwen3_5_norm_call, out) - 24usize];
+    ["Offset of field: qwen3_5_norm_call::rows"][::std::mem::offset_of!(qwen3_5_norm_call, rows) - 32usize];
+    ["Offset of field: qwen3_5_norm_call::hidden"]
+        [::std::mem::offset_of!(qwen3_5_norm_call, hidden) - 40usize];
+    ["Offset of field: qwen3_5_norm_call::eps"][::std::mem::offset_of!(qwen3_5_norm_call, eps) - 48usize];
+    ["Offset of field: qwen3_5_norm_call::out_f32"]
+        [::std::mem::offset_of!(qwen3_5_norm_call, out_f32) - 52usize];
+    ["Offset of field: qwen3_5_norm_call::overlap"]
+        [::std::mem::offset_of!(qwen3_5_norm_call, overlap) - 56usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct qwen3_5_silu_mul_call {
+    pub gate: *const ::std::os::raw::c_void,
+    pub up: *const ::std::os::raw::c_void,
+    pub out: *mut ::std::os::raw::c_void,
+    pub rows: i64,
+    pub width: i64,
+    pub overlap: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of qwen3_5_silu_mul_call"][::std::mem::size_of::<qwen3_5_silu_mul_call>() - 48usize];
+    ["Alignment of qwen3_5_silu_mul_call"][::std::mem::align_of::<qwen3_5_silu_mul_call>() - 8usize];
+    ["Offset of field: qwen3_5_silu_mul_call::gate"]
+        [::std::mem::offset_of!(qwen3_5_silu_mul_call, gate) - 0usize];
+    ["Offset of field: qwen3_5_silu_mul_call::up"]
+        [::std::mem::offset_of!(qwen3_5_silu_mul_call, up) - 8usize];
+    ["Offset of field: qwen3_5_silu_mul_call::out"]
+        [::std::mem::offset_of!(qwen3_5_silu_mul_call, out) - 16usize];
+    ["Offset of field: qwen3_5_silu_mul_call::rows"]
+        [::std::mem::offset_of!(qwen3_5_silu_mul_call, rows) - 24usize];
+    ["Offset of field: qwen3_5_silu_mul_call::width"]
+        [::std::mem::offset_of!(qwen3_5_silu_mul_call, width) - 32usize];
+    ["Offset of field: qwen3_5_silu_mul_call::overlap"]
+        [::std::mem::offset_of!(qwen3_5_silu_mul_call, overlap) - 40usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct qwen3_5_output_gate_call {
+    pub values: *const ::std::os::raw::c_void,
+    pub q_and_gate: *const ::std::os::raw::c_void,
+    pub out: *mut ::std::os::raw::c_void,
+    pub rows: i64,
+    pub heads: i32,
+    pub head_dim: i32,
+    pub overlap: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of qwen3_5_output_gate_call"][::std::mem::size_of::<qwen3_5_output_gate_call>() - 48usize];
+    ["Alignment of qwen3_5_output_gate_call"][::std::mem::align_of::<qwen3_5_output_gate_call>() - 8usize];
+    ["Offset of field: qwen3_5_output_gate_call::values"]
+        [::std::mem::offset_of!(qwen3_5_output_gate_call, values) - 0usize];
+    ["Offset of field: qwen3_5_output_gate_call::q_and_gate"]
+        [::std::mem::offset_of!(qwen3_5_output_gate_call, q_and_gate) - 8usize];
+    ["Offset of field: qwen3_5_output_gate_call::out"]
+        [::std::mem::offset_of!(qwen3_5_output_gate_call, out) - 16usize];
+    ["Offset of field: qwen3_5_output_gate_call::rows"]
+        [::std::mem::offset_of!(qwen3_5_output_gate_call, rows) - 24usize];
+    ["Offset of field: qwen3_5_output_gate_call::heads"]
+        [::std::mem::offset_of!(qwen3_5_output_gate_call, heads) - 32usize];
+    ["Offset of field: qwen3_5_output_gate_call::head_dim"]
+        [::std::mem::offset_of!(qwen3_5_output_gate_call, head_dim) - 36usize];
+    ["Offset of field: qwen3_5_output_gate_call::overlap"]
+        [::std::mem::offset_of!(qwen3_5_output_gate_call, overlap) - 40usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct qwen3_5_qk_norm_rope_call {
+    pub q_and_gate: *const ::std::os::raw::c_void,
+    pub k: *const ::std::os::raw::c_void,
+    pub q_scale: *const f32,
+    pub k_scale: *const f32,
+    pub frequencies: *const f32,
+    pub position: *const i32,
+    pub q_out: *mut ::std::os::raw::c_void,
+    pub k_out: *mut ::std::os::raw::c_void,
+    pub rows: i64,
+    pub heads: i32,
+    pub kv_heads: i32,
+    pub head_dim: i32,
+    pub pairs: i32,
+    pub eps: f32,
+    pub overlap: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of qwen3_5_qk_norm_rope_call"][::std::mem::size_of::<qwen3_5_qk_norm_rope_call>() - 96usize];
+    ["Alignment of qwen3_5_qk_norm_rope_call"][::std::mem::align_of::<qwen3_5_qk_norm_rope_call>() - 8usize];
+    ["Offset of field: qwen3_5_qk_norm_rope_call::q_and_gate"]
+        [::std::mem::offset_of!(qwen3_5_qk_norm_rope_call, q_and_gate) - 0usize];
+    ["Offset of field: qwen3_5_qk_norm_rope_call::k"]
+        [::std::mem::offset_of!(qwen3_5_qk_norm_rope_call, k) - 8usize];
+    ["Offset of field: qwen3_5_qk_norm_rope_call::q_scale"]
+        [::std::mem::offset_of!(qwen3_5_qk_norm_rope_call, q_scale) - 16usize];
+    ["Offset of field: qwen3_5_qk_norm_rope_call::k_scale"]
+        [::std::mem::offset_of!(qwen3_5_qk_norm_rope_call, k_scale) - 24usize];
+    ["Offset of field: qwen3_5_qk_norm_rope_call::frequencies"]
+        [::std::mem::offset_of!(qwen3_5_qk_norm_rope_call, frequencies) - 32usize];
+    ["Offset of field: qwen3_5_qk_norm_rope_call::position"]
+        [::std::mem::offset_of!(qwen3_5_qk_norm_rope_call, position) - 40usize];
+    ["Offset of field: qwen3_5_qk_norm_rope_call::q_out"]
+        [::std::mem::offset_of!(qwen3_5_qk_norm_rope_call, q_out) - 48usize];
+    ["Offset of field: qwen3_5_qk_norm_rope_call::k_out"]
+        [::std::mem::offset_of!(qwen3_5_qk_norm_rope_call, k_out) - 56usize];
+    ["Offset of field: qwen3_5_qk_norm_rope_call::rows"]
+        [::std::mem::offset_of!(qwen3_5_qk_norm_rope_call, rows) - 64usize];
+    ["Offset of field: qwen3_5_qk_norm_rope_call::heads"]
+        [::std::mem::offset_of!(qwen3_5_qk_norm_rope_call, heads) - 72usize];
+    ["Offset of field: qwen3_5_qk_norm_rope_call::kv_heads"]
+        [::std::mem::offset_of!(qwen3_5_qk_norm_rope_call, kv_heads) - 76usize];
+    ["Offset of field: qwen3_5_qk_norm_rope_call::head_dim"]
+        [::std::mem::offset_of!(qwen3_5_qk_norm_rope_call, head_dim) - 80usize];
+    ["Offset of field: qwen3_5_qk_norm_rope_call::pairs"]
+        [::std::mem::offset_of!(qwen3_5_qk_norm_rope_call, pairs) - 84usize];
+    ["Offset of field: qwen3_5_qk_norm_rope_call::eps"]
+        [::std::mem::offset_of!(qwen3_5_qk_norm_rope_call, eps) - 88usize];
+    ["Offset of field: qwen3_5_qk_norm_rope_call::overlap"]
+        [::std::mem::offset_of!(qwen3_5_qk_norm_rope_call, overlap) - 92usize];
+};
 unsafe extern "C" {
     pub fn qwen3_5_rows_prepare() -> ::std::os::raw::c_int;
     pub fn qwen3_5_embed(call: *const qwen3_5_embed_call, stream: cudaStream_t) -> ::std::os::raw::c_int;
+    pub fn qwen3_5_norm(call: *const qwen3_5_norm_call, stream: cudaStream_t) -> ::std::os::raw::c_int;
+    pub fn qwen3_5_silu_mul(
+        call: *const qwen3_5_silu_mul_call,
+        stream: cudaStream_t,
+    ) -> ::std::os::raw::c_int;
+    pub fn qwen3_5_output_gate(
+        call: *const qwen3_5_output_gate_call,
+        stream: cudaStream_t,
+    ) -> ::std::os::raw::c_int;
+    pub fn qwen3_5_qk_norm_rope(
+        call: *const qwen3_5_qk_norm_rope_call,
+        stream: cudaStream_t,
+    ) -> ::std::os::raw::c_int;
     pub fn qwen3_5_error(code: ::std::os::raw::c_int) -> *const ::std::os::raw::c_char;
 }

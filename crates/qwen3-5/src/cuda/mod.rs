@@ -10,11 +10,11 @@ mod rows;
 use std::ffi::CStr;
 
 use device::{Stream, View, ViewMut};
-use structure_core::{DType, Place, Refusal};
+use structure_core::{Bound, DType, Place, Refusal};
 
 use crate::ffi;
 
-pub use rows::Embed;
+pub use rows::{AddNorm, Embed, Norm, OutputGate, QkNormRope, SiluMul};
 
 /// Loads every kernel into the context of a stream's device, so that no later call does.
 ///
@@ -24,6 +24,24 @@ pub fn prepare(stream: &Stream) -> Result<(), Refusal> {
     stream.device().make_current()?;
     // SAFETY: the device's context is current.
     check("qwen3_5_rows_prepare", unsafe { ffi::qwen3_5_rows_prepare() })
+}
+
+/// Refuses a width that is not one of 8, 16, ... `most`.
+fn eights(what: &str, dim: &'static str, value: usize, most: usize) -> Result<(), Refusal> {
+    takes(what, dim, value, Bound { min: 8, max: most as u64, multiple_of: 8 })
+}
+
+/// Refuses a dimension outside of `least..=most`.
+fn within(what: &str, dim: &'static str, value: usize, least: usize, most: usize) -> Result<(), Refusal> {
+    takes(what, dim, value, Bound { min: least as u64, max: most as u64, multiple_of: 1 })
+}
+
+fn takes(what: &str, dim: &'static str, value: usize, bound: Bound) -> Result<(), Refusal> {
+    let value = value as u64;
+    if bound.takes(value) {
+        return Ok(());
+    }
+    Err(Refusal::DimOutside { what: what.to_string(), dim, value, bound })
 }
 
 /// The address of a view that a call on `stream` reads, if it has the type and the elements that the call needs.
