@@ -349,6 +349,62 @@ macro_rules! view {
 view!(View, &'a (), "Device memory that is read.", "Nothing writes it meanwhile.");
 view!(ViewMut, &'a mut (), "Device memory that is written.", "Nothing else reads or writes it meanwhile.");
 
+impl View<'_> {
+    /// The first elements, as many as the slice holds, after all work so far on `stream`.
+    ///
+    /// # Errors
+    /// [`Refusal::DTypeOutside`] for elements of another type, [`Refusal::ShapeMismatch`] when there are fewer, [`Refusal::Cuda`] when
+    /// the work or the copy failed.
+    pub fn copy_to_host<T: Element>(&self, stream: &Stream, elements: &mut [T]) -> Result<(), Refusal> {
+        check_copy::<T>(self.dtype, self.len, elements.len())?;
+        if elements.is_empty() {
+            return Ok(());
+        }
+        stream.device().make_current()?;
+        // SAFETY: the view holds this many elements of the type; the stream is waited for while it is borrowed.
+        unsafe { result::memcpy_dtoh_async(elements, self.pointer, stream.inner().cu_stream()) }
+            .named("cuMemcpyDtoHAsync")?;
+        stream.synchronize()
+    }
+}
+
+impl ViewMut<'_> {
+    /// Overwrites the first elements and waits, so that the slice may be reused at once.
+    ///
+    /// # Errors
+    /// As [`View::copy_to_host`].
+    pub fn copy_from_host<T: Element>(&mut self, stream: &Stream, elements: &[T]) -> Result<(), Refusal> {
+        check_copy::<T>(self.dtype, self.len, elements.len())?;
+        if elements.is_empty() {
+            return Ok(());
+        }
+        stream.device().make_current()?;
+        // SAFETY: the view holds this many elements of the type and is borrowed mutably; the stream is waited for.
+        unsafe { result::memcpy_htod_async(self.pointer, elements, stream.inner().cu_stream()) }
+            .named("cuMemcpyHtoDAsync")?;
+        stream.synchronize()
+    }
+
+    /// The same memory, to read.
+    pub fn view(&self) -> View<'_> {
+        let ViewMut { pointer, len, dtype, ordinal, .. } = *self;
+        View { pointer, len, dtype, ordinal, borrow: PhantomData }
+    }
+}
+
+/// Refuses a copy of `asked` elements of type `T` to or from a view.
+fn check_copy<T: Element>(dtype: DType, len: usize, asked: usize) -> Result<(), Refusal> {
+    let what = || format!("a copy to or from a {dtype} view");
+    if dtype != T::DTYPE {
+        let (dtype, accepted) = (T::DTYPE.to_string(), dtype.to_string());
+        return Err(Refusal::DTypeOutside { what: what(), dtype, accepted });
+    }
+    if asked > len {
+        return Err(Refusal::ShapeMismatch { what: what(), expected: vec![len], got: vec![asked] });
+    }
+    Ok(())
+}
+
 impl Clone for View<'_> {
     fn clone(&self) -> Self {
         *self
