@@ -5,6 +5,7 @@
 //! what a kernel does is in its header, `cuda/*.h`.
 #![allow(unsafe_code, reason = "the launchers are C functions")]
 
+mod experts;
 mod rows;
 
 use std::ffi::CStr;
@@ -14,6 +15,7 @@ use structure_core::{Bound, DType, Place, Refusal};
 
 use crate::ffi;
 
+pub use experts::{ExpertsDown, ExpertsGateUp, ExpertsShape, Route};
 pub use rows::{AddNorm, Embed, Norm, OutputGate, QkNormRope, SiluMul};
 
 /// Loads every kernel into the context of a stream's device, so that no later call does.
@@ -23,7 +25,9 @@ pub use rows::{AddNorm, Embed, Norm, OutputGate, QkNormRope, SiluMul};
 pub fn prepare(stream: &Stream) -> Result<(), Refusal> {
     stream.device().make_current()?;
     // SAFETY: the device's context is current.
-    check("qwen3_5_rows_prepare", unsafe { ffi::qwen3_5_rows_prepare() })
+    check("qwen3_5_rows_prepare", unsafe { ffi::qwen3_5_rows_prepare() })?;
+    // SAFETY: the same.
+    check("qwen3_5_experts_prepare", unsafe { ffi::qwen3_5_experts_prepare() })
 }
 
 /// Refuses a width that is not one of 8, 16, ... `most`.
