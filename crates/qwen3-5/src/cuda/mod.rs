@@ -5,6 +5,7 @@
 //! what a kernel does is in its header, `cuda/*.h`.
 #![allow(unsafe_code, reason = "the launchers are C functions")]
 
+mod bf16_linear;
 mod rows;
 
 use std::ffi::CStr;
@@ -14,6 +15,7 @@ use structure_core::{DType, Place, Refusal};
 
 use crate::ffi;
 
+pub use bf16_linear::Bf16Linear;
 pub use rows::Embed;
 
 /// Loads every kernel into the context of a stream's device, so that no later call does.
