@@ -1,4 +1,11 @@
 //! Compiles the kernels, where there is a compiler.
 fn main() {
-    kernel_build::compile("qwen3_5", &["cuda/experts.cu", "cuda/rows.cu"]);
+    kernel_build::compile(
+        "qwen3_5",
+        &[
+            "cuda/bf16_linear.cu",
+            "cuda/experts.cu",
+            "cuda/rows.cu",
+        ],
+    );
 }

@@ -6,6 +6,7 @@
 #![allow(unsafe_code, reason = "the launchers are C functions")]
 
 mod experts;
+mod bf16_linear;
 mod rows;
 
 use std::ffi::CStr;
@@ -17,6 +18,7 @@ use crate::ffi;
 
 pub use experts::{ExpertsDown, ExpertsGateUp, ExpertsShape, Route};
 pub use rows::{AddNorm, Embed, Norm, OutputGate, QkNormRope, SiluMul};
+pub use bf16_linear::Bf16Linear;
 
 /// Loads every kernel into the context of a stream's device, so that no later call does.
 ///
