@@ -5,6 +5,7 @@
 //! what a kernel does is in its header, `cuda/*.h`.
 #![allow(unsafe_code, reason = "the launchers are C functions")]
 
+mod gated_delta;
 mod rows;
 
 use std::ffi::CStr;
@@ -14,6 +15,7 @@ use structure_core::{DType, Place, Refusal};
 
 use crate::ffi;
 
+pub use gated_delta::{DeltaLayer, DeltaParameters, DeltaRows, DeltaShape, DeltaState};
 pub use rows::Embed;
 
 /// Loads every kernel into the context of a stream's device, so that no later call does.
@@ -23,6 +25,8 @@ pub use rows::Embed;
 pub fn prepare(stream: &Stream) -> Result<(), Refusal> {
     stream.device().make_current()?;
     // SAFETY: the device's context is current.
+    check("qwen3_5_gated_delta_prepare", unsafe { ffi::qwen3_5_gated_delta_prepare() })?;
+    // SAFETY: as above.
     check("qwen3_5_rows_prepare", unsafe { ffi::qwen3_5_rows_prepare() })
 }
 
