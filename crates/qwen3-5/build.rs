@@ -5,6 +5,7 @@ fn main() {
         &[
             "cuda/bf16_linear.cu",
             "cuda/experts.cu",
+            "cuda/gated_delta.cu",
             "cuda/rows.cu",
         ],
     );

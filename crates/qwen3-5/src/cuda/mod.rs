@@ -7,6 +7,7 @@
 
 mod experts;
 mod bf16_linear;
+mod gated_delta;
 mod rows;
 
 use std::ffi::CStr;
@@ -19,6 +20,7 @@ use crate::ffi;
 pub use experts::{ExpertsDown, ExpertsGateUp, ExpertsShape, Route};
 pub use rows::{AddNorm, Embed, Norm, OutputGate, QkNormRope, SiluMul};
 pub use bf16_linear::Bf16Linear;
+pub use gated_delta::{DeltaLayer, DeltaParameters, DeltaRows, DeltaShape, DeltaState};
 
 /// Loads every kernel into the context of a stream's device, so that no later call does.
 ///
@@ -48,6 +50,9 @@ fn takes(what: &str, dim: &'static str, value: usize, bound: Bound) -> Result<()
         return Ok(());
     }
     Err(Refusal::DimOutside { what: what.to_string(), dim, value, bound })
+    check("qwen3_5_gated_delta_prepare", unsafe { ffi::qwen3_5_gated_delta_prepare() })?;
+    // SAFETY: as above.
+    check("qwen3_5_rows_prepare", unsafe { ffi::qwen3_5_rows_prepare() })
 }
 
 /// The address of a view that a call on `stream` reads, if it has the type and the elements that the call needs.
