@@ -114,6 +114,9 @@ pub trait CpuKv: Send + Sync {
     /// Bytes that it takes.
     fn bytes(&self) -> u64;
 
+    /// Forgets all rows.
+    fn clear(&mut self);
+
     /// Stores rows after those that are there; `keys` and `values` are `[rows, kv_heads, head_dim]`.
     fn append(&mut self, keys: &[f32], values: &[f32]);
 
