@@ -19,6 +19,7 @@ pub use door::{Door, Factory, LoopFn, LoopOptions, STRUCTURE};
 pub use generate::{DecodeLoop, Finish, Generation, Progress, Request};
 pub use host::{Arm, CpuHost, CudaHost, HostShape, Sequence, StepBuffers};
 pub use kv::{
-    Attend, CpuKv, KvChoice, KvFactory, KvOptions, KvRows, KvScale, KvShape, KvStore, MAX_QUERY_ROWS,
+    Attend, CpuKv, CpuKvFn, CudaKvFn, KvChoice, KvFactory, KvOptions, KvRows, KvScale, KvShape, KvStore,
+    MAX_QUERY_ROWS,
 };
 pub use sampler::{Draw, Sampler};

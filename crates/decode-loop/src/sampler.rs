@@ -3,6 +3,8 @@
 //! All sums are of integers, so that their order does not matter, and the exponential is a polynomial whose every step is one IEEE
 //! operation: a kernel that does the same draws the same tokens.
 
+use std::f32::consts::LN_2;
+
 use structure_core::Refusal;
 
 use crate::philox::philox;
@@ -150,7 +152,7 @@ fn argmax(logits: &[f32]) -> Result<(u32, f32), Refusal> {
 fn weight(logit: f32, max: f32, scale: f32) -> u64 {
     // Of 2^f on -1/2..=1/2, to FP32's precision: 1 and the Taylor series in f * ln 2.
     const SERIES: [f32; 6] =
-        [0.000_154_035_3, 0.001_333_355_8, 0.009_618_129, 0.055_504_11, 0.240_226_5, 0.693_147_2];
+        [0.000_154_035_3, 0.001_333_355_8, 0.009_618_129, 0.055_504_11, 0.240_226_5, LN_2];
     let exponent = (logit - max) * scale;
     if exponent < -32.5 {
         return 0;
