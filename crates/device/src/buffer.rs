@@ -322,6 +322,23 @@ macro_rules! view {
                 Ok(Self { len, ..self })
             }
 
+            /// The same bits as elements of another type.
+            ///
+            /// # Errors
+            /// [`Refusal::ShapeMismatch`] when they are not whole elements of it.
+            pub fn bits_as(self, dtype: DType) -> Result<Self, Refusal> {
+                let bytes = self.len * self.dtype.size();
+                if bytes % dtype.size() != 0 {
+                    let what = format!("bytes of a {} view as {dtype}", self.dtype);
+                    return Err(Refusal::ShapeMismatch {
+                        what,
+                        expected: vec![dtype.size()],
+                        got: vec![bytes],
+                    });
+                }
+                Ok(Self { len: bytes / dtype.size(), dtype, ..self })
+            }
+
             /// The elements of a range; its start must lie on 16 bytes.
             ///
             /// # Errors
