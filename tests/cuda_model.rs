@@ -99,7 +99,8 @@ fn bound(hidden: &[f32], head_norm: f64) -> f64 {
 
 /// Wherever the golden gap between the two best logits is more than twice the bound, the best token is the golden one.
 fn golden(arm: &Arm, name: &str) {
-    let golden: Golden = serde_json::from_slice(&fs::read(assets().join(name).join("golden.json")).unwrap()).unwrap();
+    let golden: Golden =
+        serde_json::from_slice(&fs::read(assets().join(name).join("golden.json")).unwrap()).unwrap();
     let mut host = cpu(name);
     let mut model = gpu(arm, &host);
     let head = linear_proj::Host::weights(&host, "lm_head").unwrap().to_f32();
@@ -125,11 +126,17 @@ fn golden(arm: &Arm, name: &str) {
             all += 1;
             if f64::from(top2_gap[row]) > 2.0 * bound {
                 decided += 1;
-                assert_eq!(best, greedy_ids[row], "{name}: token {row}, gap {}, bound {bound}", top2_gap[row]);
+                assert_eq!(
+                    best, greedy_ids[row],
+                    "{name}: token {row}, gap {}, bound {bound}",
+                    top2_gap[row]
+                );
             }
         }
     }
-    println!("{name}: {same} of {all} tokens are the golden ones, {decided} had to be; logits within {worst:.2} of the bound");
+    println!(
+        "{name}: {same} of {all} tokens are the golden ones, {decided} had to be; logits within {worst:.2} of the bound"
+    );
     assert!(decided * 4 > all, "{name}: the bound leaves {decided} of {all} tokens to decide");
 }
 

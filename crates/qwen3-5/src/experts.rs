@@ -65,6 +65,12 @@ impl SparseFfn {
         [&self.router, &self.shared_gate]
     }
 
+    /// Experts that serve a row.
+    #[cfg(kernels_built)]
+    pub fn top_k(&self) -> usize {
+        self.top_k
+    }
+
     /// Gate, up and down of each expert.
     #[cfg(kernels_built)]
     pub fn experts(&self) -> impl Iterator<Item = [&Weights; 3]> {

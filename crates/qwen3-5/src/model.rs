@@ -67,7 +67,12 @@ impl Model {
     }
 
     /// A model from its tensors, which are handed back.
-    fn build(config: Config, source: Source, prefix: &str, has_draft: bool) -> Result<(Self, Source), Refusal> {
+    fn build(
+        config: Config,
+        source: Source,
+        prefix: &str,
+        has_draft: bool,
+    ) -> Result<(Self, Source), Refusal> {
         let mut loader = Loader { config: &config, checkpoint: source, seats: Seats::default() };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = loader.weights(&format!("{prefix}embed_tokens"), vocab, hidden)?;

@@ -5,8 +5,8 @@
 //! what a kernel does is in its header, `cuda/*.h`.
 #![allow(unsafe_code, reason = "the launchers are C functions")]
 
-mod experts;
 mod bf16_linear;
+mod experts;
 mod gated_delta;
 mod rows;
 
@@ -17,21 +17,23 @@ use structure_core::{Bound, DType, Place, Refusal};
 
 use crate::ffi;
 
-pub use experts::{ExpertsDown, ExpertsGateUp, ExpertsShape, Route};
-pub use rows::{AddNorm, Embed, Norm, OutputGate, QkNormRope, SiluMul};
 pub use bf16_linear::Bf16Linear;
+pub use experts::{ExpertsDown, ExpertsGateUp, ExpertsShape, Route};
 pub use gated_delta::{DeltaLayer, DeltaParameters, DeltaRows, DeltaShape, DeltaState};
+pub use rows::{AddNorm, Embed, Norm, OutputGate, QkNormRope, SiluMul};
 
-/// Loads every kernel into the context of a stream's device, so that no later call does.
+/// Loads every kernel but those of projections and stores, which load their own, into the context of a stream's device, so that no later call does.
 ///
 /// # Errors
 /// [`Refusal::Cuda`].
 pub fn prepare(stream: &Stream) -> Result<(), Refusal> {
     stream.device().make_current()?;
-    // SAFETY: the device's context is current.
+    // SAFETY: the device's context is current, for all of these.
     check("qwen3_5_rows_prepare", unsafe { ffi::qwen3_5_rows_prepare() })?;
-    // SAFETY: the same.
-    check("qwen3_5_experts_prepare", unsafe { ffi::qwen3_5_experts_prepare() })
+    // SAFETY: as above.
+    check("qwen3_5_experts_prepare", unsafe { ffi::qwen3_5_experts_prepare() })?;
+    // SAFETY: as above.
+    check("qwen3_5_gated_delta_prepare", unsafe { ffi::qwen3_5_gated_delta_prepare() })
 }
 
 /// Refuses a width that is not one of 8, 16, ... `most`.
@@ -50,9 +52,6 @@ fn takes(what: &str, dim: &'static str, value: usize, bound: Bound) -> Result<()
         return Ok(());
     }
     Err(Refusal::DimOutside { what: what.to_string(), dim, value, bound })
-    check("qwen3_5_gated_delta_prepare", unsafe { ffi::qwen3_5_gated_delta_prepare() })?;
-    // SAFETY: as above.
-    check("qwen3_5_rows_prepare", unsafe { ffi::qwen3_5_rows_prepare() })
 }
 
 /// The address of a view that a call on `stream` reads, if it has the type and the elements that the call needs.

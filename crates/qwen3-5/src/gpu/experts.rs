@@ -8,7 +8,7 @@ use structure_core::Refusal;
 use super::ffn::{CudaFfn, FfnScratch};
 use super::layer::{CudaNorm, Pass};
 use crate::config::SparseFfnConfig;
-use crate::cuda::{Bf16Linear, ExpertsDown, ExpertsGateUp, Route};
+use crate::cuda::{Bf16Linear, ExpertsDown, ExpertsGateUp, ExpertsShape, Route};
 use crate::experts::SparseFfn;
 
 pub(crate) struct CudaExperts {
@@ -20,15 +20,7 @@ pub(crate) struct CudaExperts {
     gate_up: Buffer<bf16>,
     /// `[E, hidden, I]`.
     down: Buffer<bf16>,
-    shape: Shape,
-}
-
-#[derive(Clone, Copy)]
-struct Shape {
-    experts: usize,
-    top_k: usize,
-    intermediate: usize,
-    hidden: usize,
+    shape: ExpertsShape,
 }
 
 /// What a sparse feed-forward works in.
@@ -50,7 +42,8 @@ impl ExpertsScratch {
         let (experts, top_k) = (sparse.num_experts, sparse.num_experts_per_tok);
         let floats = hidden + experts + 2 * top_k + 1;
         let halves = top_k * sparse.moe_intermediate_size + hidden;
-        FfnScratch::bytes(rows, sparse.shared_expert_intermediate_size) + (rows * (4 * floats + 2 * halves)) as u64
+        FfnScratch::bytes(rows, sparse.shared_expert_intermediate_size)
+            + (rows * (4 * floats + 2 * halves)) as u64
     }
 
     pub fn new(
@@ -74,8 +67,9 @@ impl ExpertsScratch {
 }
 
 impl CudaExperts {
-    pub fn upload(stream: &Stream, path: &str, ffn: &SparseFfn, sparse: &SparseFfnConfig) -> Result<Self, Refusal> {
+    pub fn upload(stream: &Stream, ffn: &SparseFfn) -> Result<Self, Refusal> {
         let [experts, gate_up, hidden] = ffn.bank().dims;
+        let path = &ffn.bank().path;
         let intermediate = gate_up / 2;
         let [router, shared_gate] = ffn.gates();
         let mut gates = Buffer::zeros(stream, &[experts, gate_up, hidden])?;
@@ -83,21 +77,21 @@ impl CudaExperts {
         for (expert, [gate, up, down_proj]) in ffn.experts().enumerate() {
             let size = intermediate * hidden;
             for (part, weights) in [gate, up].into_iter().enumerate() {
-                gates.copy_range_from_host(stream, (2 * expert + part) * size, &weights.dense()?.to_bf16())?;
+                gates.copy_range_from_host(
+                    stream,
+                    (2 * expert + part) * size,
+                    &weights.dense()?.to_bf16(),
+                )?;
             }
             down.copy_range_from_host(stream, expert * size, &down_proj.dense()?.to_bf16())?;
         }
         Ok(CudaExperts {
-            shared: CudaFfn::new(ffn.shared(), sparse.shared_expert_intermediate_size),
-            router: Bf16Linear::new(stream, &format!("{path}.gate"), router.dense()?)?,
-            shared_gate: Bf16Linear::new(
-                stream,
-                &format!("{path}.shared_expert_gate"),
-                shared_gate.dense()?,
-            )?,
+            shared: CudaFfn::new(ffn.shared()),
+            router: Bf16Linear::new(stream, format!("{path}: router"), router.dense()?)?,
+            shared_gate: Bf16Linear::new(stream, format!("{path}: shared gate"), shared_gate.dense()?)?,
             gate_up: gates,
             down,
-            shape: Shape { experts, top_k: sparse.num_experts_per_tok, intermediate, hidden },
+            shape: ExpertsShape { experts, top_k: ffn.top_k(), hidden, intermediate },
         })
     }
 
@@ -108,8 +102,7 @@ impl CudaExperts {
         norm: &CudaNorm,
         scratch: &mut ExpertsScratch,
     ) -> Result<(), Refusal> {
-        let Shape { experts, top_k, intermediate, hidden } = self.shape;
-        let (rows, stream) = (pass.rows, pass.stream);
+        let (rows, stream, shape) = (pass.rows, pass.stream, self.shape);
         self.shared.forward_to(pass, &mut scratch.shared, scratch.shared_out.view_mut())?;
         norm.queue_f32(pass, &mut scratch.x)?;
         gate(&mut self.router, &scratch.x, &mut scratch.logits, rows, stream)?;
@@ -119,35 +112,22 @@ impl CudaExperts {
             ids: scratch.ids.view_mut(),
             weights: scratch.weights.view_mut(),
             rows,
-            experts,
-            top_k,
+            experts: shape.experts,
+            top_k: shape.top_k,
         };
         route.queue(stream)?;
-        let up = ExpertsGateUp {
-            x: pass.x.view(),
-            bank: self.gate_up.view(),
-            ids: scratch.ids.view(),
-            out: scratch.activated.view_mut(),
-            rows,
-            experts,
-            top_k,
-            intermediate,
-            hidden,
-        };
-        up.queue(stream)?;
+        let (x, ids, bank) = (pass.x.view(), scratch.ids.view(), self.gate_up.view());
+        ExpertsGateUp { x, ids, bank, act: scratch.activated.view_mut(), rows, shape }.queue(stream)?;
         let down = ExpertsDown {
-            activated: scratch.activated.view(),
-            bank: self.down.view(),
+            act: scratch.activated.view(),
             ids: scratch.ids.view(),
             weights: scratch.weights.view(),
+            bank: self.down.view(),
             shared: scratch.shared_out.view(),
             shared_gate: scratch.shared_gate.view(),
             out: pass.update.view_mut(),
             rows,
-            experts,
-            top_k,
-            intermediate,
-            hidden,
+            shape,
         };
         down.queue(stream)
     }

@@ -13,7 +13,6 @@ pub(crate) struct CudaFfn {
     gate_proj: SeatId,
     up_proj: SeatId,
     down_proj: SeatId,
-    intermediate: usize,
 }
 
 /// What a feed-forward works in.
@@ -36,9 +35,9 @@ impl FfnScratch {
 }
 
 impl CudaFfn {
-    pub fn new(ffn: &DenseFfn, intermediate: usize) -> Self {
+    pub fn new(ffn: &DenseFfn) -> Self {
         let [gate_proj, up_proj, down_proj] = ffn.seats();
-        CudaFfn { gate_proj, up_proj, down_proj, intermediate }
+        CudaFfn { gate_proj, up_proj, down_proj }
     }
 
     /// From the normed rows to the features that `down` reads.
@@ -46,12 +45,13 @@ impl CudaFfn {
         let rows = pass.rows;
         pass.seats.project(self.gate_proj, pass.x.view(), scratch.gate.view_mut(), rows)?;
         pass.seats.project(self.up_proj, pass.x.view(), scratch.up.view_mut(), rows)?;
+        let width = scratch.gate.shape()[1];
         let call = SiluMul {
             gate: scratch.gate.view(),
             up: scratch.up.view(),
             out: scratch.activated.view_mut(),
             rows,
-            width: self.intermediate,
+            width,
         };
         call.queue(pass.stream)
     }

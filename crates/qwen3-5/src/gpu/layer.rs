@@ -6,14 +6,13 @@ use half::bf16;
 use structure_core::Refusal;
 
 use super::attention::CudaAttention;
-use super::delta::{CudaDelta, LayerState};
+use super::delta::CudaDelta;
 use super::experts::CudaExperts;
 use super::ffn::CudaFfn;
 use super::seats::CudaSeats;
 use super::sequence::{FeedForwardScratch, Scratch};
 use crate::Config;
-use crate::config::FfnConfig;
-use crate::cuda::{AddNorm, Norm};
+use crate::cuda::{AddNorm, DeltaState, Norm};
 use crate::layer::{Ffn, Layer, Mixer};
 use crate::norm::RmsNorm;
 
@@ -111,19 +110,17 @@ impl CudaLayer {
         Ok(CudaLayer {
             input_norm: CudaNorm::upload(stream, input_norm)?,
             mixer: match mixer {
-                Mixer::GatedDelta(mixer) => CudaMixer::Delta(Box::new(CudaDelta::upload(stream, mixer)?)),
-                Mixer::Attention(mixer) => CudaMixer::Attention(Box::new(CudaAttention::upload(
-                    stream,
-                    mixer,
-                    attention_index,
-                )?)),
+                Mixer::GatedDelta(mixer) => {
+                    CudaMixer::Delta(Box::new(CudaDelta::upload(stream, config, mixer)?))
+                }
+                Mixer::Attention(mixer) => {
+                    CudaMixer::Attention(Box::new(CudaAttention::upload(stream, mixer, attention_index)?))
+                }
             },
             post_attention_norm: CudaNorm::upload(stream, post_attention_norm)?,
-            ffn: match (ffn, &config.ffn) {
-                (Ffn::Dense(ffn), _) => CudaFeedForward::Dense(CudaFfn::new(ffn)),
-                (Ffn::Sparse(ffn), FfnConfig::Sparse(sparse)) => CudaFeedForward::Sparse(Box::new(
-                    CudaExperts::upload(stream, ffn, sparse)?,
-                )),
+            ffn: match ffn {
+                Ffn::Dense(ffn) => CudaFeedForward::Dense(CudaFfn::new(ffn)),
+                Ffn::Sparse(ffn) => CudaFeedForward::Sparse(Box::new(CudaExperts::upload(stream, ffn)?)),
             },
         })
     }
@@ -132,7 +129,7 @@ impl CudaLayer {
     pub fn forward(
         &mut self,
         pass: &mut Pass<'_>,
-        state: &mut Option<LayerState>,
+        state: &mut Option<DeltaState>,
         scratch: &mut Scratch,
     ) -> Result<(), Refusal> {
         self.input_norm.queue(pass)?;
@@ -144,7 +141,9 @@ impl CudaLayer {
         pass.updated = true;
         self.post_attention_norm.queue(pass)?;
         match (&mut self.ffn, &mut scratch.ffn) {
-            (CudaFeedForward::Dense(ffn), FeedForwardScratch::Dense(scratch)) => ffn.forward(pass, scratch)?,
+            (CudaFeedForward::Dense(ffn), FeedForwardScratch::Dense(scratch)) => {
+                ffn.forward(pass, scratch)?
+            }
             (CudaFeedForward::Sparse(ffn), FeedForwardScratch::Sparse(scratch)) => {
                 ffn.forward(pass, &self.post_attention_norm, scratch)?;
             }

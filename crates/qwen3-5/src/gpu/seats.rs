@@ -30,11 +30,11 @@ impl CudaSeats {
             let dense = weights.dense()?;
             let identity = dense.identity();
             let host = match originals.get(&identity) {
-                Some(original) => original.duplicate(&path)?,
+                Some(original) => original.duplicate(stream)?,
                 None => {
-                    let host = Bf16Linear::new(stream, &path, dense)?;
+                    let host = Bf16Linear::new(stream, path.as_str(), dense)?;
                     if uses.get(&identity).is_some_and(|&uses| uses > 1) {
-                        originals.insert(identity, host.duplicate(&path)?);
+                        originals.insert(identity, host.duplicate(stream)?);
                     }
                     host
                 }

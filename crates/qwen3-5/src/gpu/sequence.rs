@@ -6,11 +6,11 @@ use half::bf16;
 use structure_core::Refusal;
 
 use super::attention::AttentionScratch;
-use super::delta::{DeltaScratch, LayerState};
+use super::delta::{self, DeltaScratch};
 use super::experts::ExpertsScratch;
 use super::ffn::FfnScratch;
 use crate::config::{Config, FfnConfig, LayerType};
-use crate::cuda::Bf16Kv;
+use crate::cuda::{Bf16Kv, DeltaState};
 
 /// Prompt tokens that pass together: enough to fill the tensor cores, and few enough for the buffers to stay small beside the weights.
 pub(crate) const PROMPT_ROWS: usize = 2048;
@@ -35,7 +35,7 @@ pub(crate) struct CudaSequence {
     pub scratch: Scratch,
     pub kv: Box<dyn KvStore>,
     /// One a layer; none where a layer attends.
-    pub states: Vec<Option<LayerState>>,
+    pub states: Vec<Option<DeltaState>>,
 }
 
 /// What the layers work in, one after the other.
@@ -63,7 +63,8 @@ impl Plan<'_> {
     fn bytes(&self) -> u64 {
         let Plan { config, rows, chunk, kv } = self;
         let hidden = config.hidden_size;
-        let streams = (4 * chunk + 4 + 3 * chunk * hidden * 2 + rows * 4 * (hidden + config.vocab_size)) as u64;
+        let streams =
+            (4 * chunk + 4 + 3 * chunk * hidden * 2 + rows * 4 * (hidden + config.vocab_size)) as u64;
         let ffn = match &config.ffn {
             FfnConfig::Dense { intermediate_size } => FfnScratch::bytes(*chunk, *intermediate_size),
             FfnConfig::Sparse(sparse) => ExpertsScratch::bytes(*chunk, hidden, sparse),
@@ -72,8 +73,8 @@ impl Plan<'_> {
         streams
             + ffn
             + AttentionScratch::bytes(*chunk, kv)
-            + DeltaScratch::bytes(config, *chunk)
-            + deltas as u64 * LayerState::bytes(config, *rows)
+            + DeltaScratch::bytes(&delta::shape(config), *chunk)
+            + (deltas * delta::shape(config).state_bytes(1)) as u64
     }
 }
 
@@ -98,9 +99,9 @@ impl CudaSequence {
             KvChoice::Host => Box::new(Bf16Kv::new(stream, &kv)?),
             KvChoice::Store(factory, options) => (factory.cuda)(stream, &kv, options)?,
         };
-        let hidden = config.hidden_size;
+        let (hidden, delta) = (config.hidden_size, delta::shape(config));
         let states = config.layer_types.iter().map(|kind| match kind {
-            LayerType::LinearAttention => LayerState::new(stream, config, rows).map(Some),
+            LayerType::LinearAttention => DeltaState::new(stream, &delta, 1).map(Some),
             LayerType::FullAttention => Ok(None),
         });
         Ok(CudaSequence {
@@ -116,7 +117,7 @@ impl CudaSequence {
             logits: Buffer::zeros(stream, &[rows, config.vocab_size])?,
             scratch: Scratch {
                 attention: AttentionScratch::new(stream, chunk, &kv)?,
-                delta: DeltaScratch::new(stream, config, chunk)?,
+                delta: DeltaScratch::new(stream, &delta, chunk)?,
                 ffn: match &config.ffn {
                     FfnConfig::Dense { intermediate_size } => {
                         FeedForwardScratch::Dense(FfnScratch::new(stream, chunk, *intermediate_size)?)
