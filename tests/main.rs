@@ -7,6 +7,7 @@
 mod adoption;
 mod arm;
 mod balance;
+mod decode_loop;
 mod faults;
 mod gates;
 mod graph;
@@ -15,6 +16,7 @@ mod prefill;
 mod random;
 mod registry;
 mod seats;
+mod table;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -30,6 +32,7 @@ fn main() {
         faults::trials(),
         prefill::trials(),
         perplexity::trials(),
+        decode_loop::trials(),
     ]
     .into_iter()
     .flatten()
