@@ -7,6 +7,8 @@
 mod adoption;
 mod arm;
 mod balance;
+#[cfg(kernels_built)]
+mod cuda_model;
 mod decode_loop;
 mod faults;
 mod gates;
@@ -33,6 +35,8 @@ fn main() {
         prefill::trials(),
         perplexity::trials(),
         decode_loop::trials(),
+        #[cfg(kernels_built)]
+        cuda_model::trials(),
     ]
     .into_iter()
     .flatten()

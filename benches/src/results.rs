@@ -58,6 +58,24 @@ pub struct Row {
     /// Rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub m: Option<usize>,
+    /// Rows of a call of another kind than a projection: queries, tokens of a step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rows: Option<usize>,
+    /// Positions that the rows see before them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ctx: Option<usize>,
+    /// The shape of what was called: heads, KV heads and head dim; heads and dims of a state; a host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shape: Option<String>,
+    /// What a host's seats and keys were bound to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub binding: Option<String>,
+    /// Tokens a second, of a call that makes some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tok_s: Option<f64>,
+    /// Kernels of the call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub launches: Option<usize>,
     /// Median microseconds of a call.
     pub us: f64,
     /// Microseconds that the bytes of a call take at the read bandwidth.
@@ -103,6 +121,12 @@ impl Row {
             n: None,
             k: None,
             m: None,
+            rows: None,
+            ctx: None,
+            shape: None,
+            binding: None,
+            tok_s: None,
+            launches: None,
             us,
             floor_us,
             ratio: floor_us / us,
@@ -113,6 +137,11 @@ impl Row {
     /// The same with the dimensions of a projection.
     pub fn of_projection(self, n: usize, k: usize, m: usize) -> Self {
         Row { n: Some(n), k: Some(k), m: Some(m), ..self }
+    }
+
+    /// The same with the dimensions of a call of a decode loop.
+    pub fn of_loop(self, shape: &str, rows: usize, ctx: Option<usize>) -> Self {
+        Row { shape: Some(shape.to_string()), rows: Some(rows), ctx, ..self }
     }
 
     /// The implementation, when it is one of ours.
@@ -145,7 +174,10 @@ impl Row {
 
     /// The same call with the same dimensions, whoever is called.
     fn is_same_call(&self, other: &Row) -> bool {
-        self.what == other.what && (self.n, self.k, self.m) == (other.n, other.k, other.m)
+        let dims = |row: &Row| (row.n, row.k, row.m, row.rows, row.ctx);
+        self.what == other.what
+            && dims(self) == dims(other)
+            && (&self.shape, &self.binding) == (&other.shape, &other.binding)
     }
 }
 

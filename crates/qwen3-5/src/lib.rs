@@ -47,6 +47,8 @@ mod ffi;
 mod ffn;
 mod fold;
 mod gated_delta;
+#[cfg(kernels_built)]
+mod gpu;
 mod header;
 mod hidden;
 mod layer;
@@ -56,6 +58,8 @@ mod model;
 mod mtp;
 mod norm;
 mod perplexity;
+mod preset;
+mod random;
 mod rope;
 mod router;
 mod seats;
@@ -68,7 +72,10 @@ pub use config::{Config, FfnConfig, LayerType, SparseFfnConfig};
 pub use cpu_model::CpuModel;
 pub use experts::Bank;
 pub use fold::NormFeed;
+#[cfg(kernels_built)]
+pub use gpu::CudaModel;
 pub use hidden::Hidden;
 pub use model::Model;
 pub use perplexity::Perplexity;
+pub use preset::Preset;
 pub use state::State;
