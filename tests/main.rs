@@ -9,6 +9,7 @@ mod arm;
 mod balance;
 #[cfg(kernels_built)]
 mod cuda_model;
+mod decode_loop;
 mod faults;
 mod gates;
 mod graph;
@@ -17,6 +18,7 @@ mod prefill;
 mod random;
 mod registry;
 mod seats;
+mod table;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -32,6 +34,7 @@ fn main() {
         faults::trials(),
         prefill::trials(),
         perplexity::trials(),
+        decode_loop::trials(),
         #[cfg(kernels_built)]
         cuda_model::trials(),
     ]

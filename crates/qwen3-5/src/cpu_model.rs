@@ -1,8 +1,8 @@
-use decode_loop::{CpuHost, HostShape, KvChoice, KvShape, Sequence};
+use decode_loop::{CpuHost, HostShape, KvChoice, Sequence};
 use structure_core::Refusal;
 
 use crate::layer::LayerState;
-use crate::{Config, LayerType, Model, State};
+use crate::{Model, State};
 
 /// A model in host memory, with the one sequence that a [`DecodeLoop`](decode_loop::DecodeLoop) works on.
 pub struct CpuModel<'m> {
@@ -26,7 +26,7 @@ impl CpuHost for CpuModel<'_> {
     fn begin(&mut self, sequence: &Sequence<'_>) -> Result<(), Refusal> {
         let mut state = self.model.new_state(sequence.window)?;
         if let KvChoice::Store(factory, options) = sequence.kv {
-            let shape = kv_shape(self.model.config(), sequence.window);
+            let shape = self.model.config().kv_shape(sequence.window);
             (factory.check)(&shape, &options)?;
             for (index, kv) in state.layers.iter_mut().filter_map(LayerState::kv_mut).enumerate() {
                 *kv = (factory.cpu)(&shape, &options, index)?;
@@ -51,17 +51,6 @@ impl CpuHost for CpuModel<'_> {
         let state = self.state.as_mut().ok_or_else(no_sequence)?;
         let last = self.model.forward(state, tokens)?.last();
         self.model.logits(&last)
-    }
-}
-
-/// The keys and values of a model.
-fn kv_shape(config: &Config, window: usize) -> KvShape {
-    KvShape {
-        layers: config.layer_types.iter().filter(|kind| **kind == LayerType::FullAttention).count(),
-        heads: config.num_attention_heads,
-        kv_heads: config.num_key_value_heads,
-        head_dim: config.head_dim,
-        window,
     }
 }
 
