@@ -7,6 +7,8 @@
 mod adoption;
 mod arm;
 mod balance;
+#[cfg(kernels_built)]
+mod cuda_model;
 mod faults;
 mod gates;
 mod graph;
@@ -30,6 +32,8 @@ fn main() {
         faults::trials(),
         prefill::trials(),
         perplexity::trials(),
+        #[cfg(kernels_built)]
+        cuda_model::trials(),
     ]
     .into_iter()
     .flatten()

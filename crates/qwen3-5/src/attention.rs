@@ -49,6 +49,24 @@ impl Attention {
         })
     }
 
+    /// The seats of q, k, v and the output.
+    #[cfg(kernels_built)]
+    pub fn seats(&self) -> [SeatId; 4] {
+        [self.q_proj, self.k_proj, self.v_proj, self.o_proj]
+    }
+
+    /// Query heads, KV heads, elements of a head.
+    #[cfg(kernels_built)]
+    pub fn dims(&self) -> [usize; 3] {
+        [self.heads, self.kv_heads, self.head_dim]
+    }
+
+    /// The norms of queries and keys.
+    #[cfg(kernels_built)]
+    pub fn norms(&self) -> [&RmsNorm; 2] {
+        [&self.q_norm, &self.k_norm]
+    }
+
     /// The seats that read its input.
     pub fn input_seats(&self) -> Vec<SeatId> {
         vec![self.q_proj, self.k_proj, self.v_proj]

@@ -23,12 +23,12 @@ pub(crate) struct Layer {
     ffn: Ffn,
 }
 
-enum Mixer {
+pub(crate) enum Mixer {
     GatedDelta(Box<GatedDelta>),
     Attention(Box<Attention>),
 }
 
-enum Ffn {
+pub(crate) enum Ffn {
     Dense(DenseFfn),
     Sparse(Box<SparseFfn>),
 }
@@ -63,6 +63,12 @@ impl Layer {
                 }
             },
         })
+    }
+
+    /// Norm, mixer, norm, feed-forward.
+    #[cfg(kernels_built)]
+    pub fn parts(&self) -> (&RmsNorm, &Mixer, &RmsNorm, &Ffn) {
+        (&self.input_norm, &self.mixer, &self.post_attention_norm, &self.ffn)
     }
 
     pub fn new_state(&self) -> LayerState {
