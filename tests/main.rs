@@ -10,6 +10,10 @@ mod balance;
 mod faults;
 mod gates;
 mod graph;
+#[cfg(kernels_built)]
+mod host_experts;
+#[cfg(kernels_built)]
+mod host_rows;
 mod perplexity;
 mod prefill;
 mod random;
@@ -30,6 +34,10 @@ fn main() {
         faults::trials(),
         prefill::trials(),
         perplexity::trials(),
+        #[cfg(kernels_built)]
+        host_rows::trials(),
+        #[cfg(kernels_built)]
+        host_experts::trials(),
     ]
     .into_iter()
     .flatten()
