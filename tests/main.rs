@@ -13,6 +13,10 @@ mod decode_loop;
 mod faults;
 mod gates;
 mod graph;
+#[cfg(kernels_built)]
+mod host_experts;
+#[cfg(kernels_built)]
+mod host_rows;
 mod perplexity;
 mod prefill;
 mod random;
@@ -37,6 +41,10 @@ fn main() {
         decode_loop::trials(),
         #[cfg(kernels_built)]
         cuda_model::trials(),
+        #[cfg(kernels_built)]
+        host_rows::trials(),
+        #[cfg(kernels_built)]
+        host_experts::trials(),
     ]
     .into_iter()
     .flatten()
