@@ -8,6 +8,8 @@ mod adoption;
 mod arm;
 mod balance;
 mod faults;
+#[cfg(kernels_built)]
+mod gated_delta;
 mod gates;
 mod graph;
 mod perplexity;
@@ -28,6 +30,8 @@ fn main() {
         seats::trials(),
         graph::trials(),
         faults::trials(),
+        #[cfg(kernels_built)]
+        gated_delta::trials(),
         prefill::trials(),
         perplexity::trials(),
     ]
