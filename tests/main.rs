@@ -11,6 +11,8 @@ mod balance;
 mod cuda_model;
 mod decode_loop;
 mod faults;
+#[cfg(kernels_built)]
+mod gated_delta;
 mod gates;
 mod graph;
 #[cfg(kernels_built)]
@@ -36,6 +38,8 @@ fn main() {
         seats::trials(),
         graph::trials(),
         faults::trials(),
+        #[cfg(kernels_built)]
+        gated_delta::trials(),
         prefill::trials(),
         perplexity::trials(),
         decode_loop::trials(),
