@@ -7,6 +7,8 @@
 mod adoption;
 mod arm;
 mod balance;
+#[cfg(kernels_built)]
+mod bf16_linear;
 mod faults;
 mod gates;
 mod graph;
@@ -22,6 +24,8 @@ fn main() {
     let arguments = Arguments::from_args();
     let trials: Vec<Trial> = [
         registry::trials(),
+        #[cfg(kernels_built)]
+        bf16_linear::trials(),
         gates::trials(),
         adoption::trials(),
         balance::trials(),
