@@ -51,8 +51,8 @@ pub fn trials() -> Vec<Trial> {
     ]
 }
 
-/// Bytes of the poison that outputs hold before a call: no result has these bits.
-const POISON: u8 = 0x7f;
+/// Bytes of the poison that outputs hold before a call: a NaN in every type, with bits that no result has.
+const POISON: u8 = 0xff;
 /// Elements behind an output that no call may touch.
 const TAIL: usize = 512;
 
@@ -69,13 +69,31 @@ fn queue<T: Element>(
     linear.project(rows, RowsMut::device(y.view_mut().first(m * n)?, m, n)?)
 }
 
-/// Projects rows into a poisoned output with a tail, and checks the tail.
-fn project<T: Element + PartialEq>(
-    linear: &mut dyn LinearProj,
-    stream: &Stream,
-    x: &[T],
-    poison: T,
-) -> Vec<T> {
+/// Types of rows, by their bits.
+trait Row: Element {
+    fn is_poison(self) -> bool;
+}
+
+impl Row for f32 {
+    fn is_poison(self) -> bool {
+        self.to_bits() == u32::MAX
+    }
+}
+
+impl Row for f16 {
+    fn is_poison(self) -> bool {
+        self.to_bits() == u16::MAX
+    }
+}
+
+impl Row for bf16 {
+    fn is_poison(self) -> bool {
+        self.to_bits() == u16::MAX
+    }
+}
+
+/// Projects rows into a poisoned output with a tail: every element is written, and none of the tail.
+fn project<T: Row>(linear: &mut dyn LinearProj, stream: &Stream, x: &[T]) -> Vec<T> {
     let (n, k) = (linear.n(), linear.k());
     let m = x.len() / k;
     let x = Buffer::from_host(stream, x, &[m, k]).unwrap();
@@ -83,17 +101,10 @@ fn project<T: Element + PartialEq>(
     y.fill_bytes(stream, POISON).unwrap();
     queue(linear, stream, &x, &mut y, m).unwrap();
     let mut y = y.to_host(stream).unwrap();
-    assert!(y.split_off(m * n).iter().all(|&tail| tail == poison), "N = {n}, K = {k}, M = {m}: the tail");
-    assert!(y.iter().all(|&y| y != poison), "N = {n}, K = {k}, M = {m}: every element is written");
+    assert!(y.split_off(m * n).into_iter().all(Row::is_poison), "N = {n}, K = {k}, M = {m}: the tail");
+    let unwritten = y.iter().position(|y| y.is_poison());
+    assert_eq!(unwritten, None, "N = {n}, K = {k}, M = {m}: the first element that is not written");
     y
-}
-
-fn project_bf16(linear: &mut dyn LinearProj, stream: &Stream, x: &[bf16]) -> Vec<bf16> {
-    project(linear, stream, x, bf16::from_bits(0x7f7f))
-}
-
-fn project_f32(linear: &mut dyn LinearProj, stream: &Stream, x: &[f32]) -> Vec<f32> {
-    project(linear, stream, x, f32::from_bits(0x7f7f_7f7f))
 }
 
 fn bf16s(values: &[f32]) -> Vec<bf16> {
@@ -143,8 +154,8 @@ fn close_to_the_reference(arm: &Arm) {
         for m in [1, 7, 8, 9, 16] {
             let x = bf16s(&random.normals(m * k, 1.0));
             let wide = f32s(&x);
-            check_against_fp64(&w, &wide, n, &project_f32(&mut linear, &stream, &wide), false);
-            check_against_fp64(&w, &wide, n, &f32s(&project_bf16(&mut linear, &stream, &x)), true);
+            check_against_fp64(&w, &wide, n, &project(&mut linear, &stream, &wide), false);
+            check_against_fp64(&w, &wide, n, &f32s(&project(&mut linear, &stream, &x)), true);
         }
     }
 }
@@ -160,12 +171,8 @@ fn exact_sums_are_exact(arm: &Arm) {
             let x: Vec<f32> = (0..m * k).map(|_| random.integer(128)).collect();
             let exact = reference::project(&DenseWeights::from_f32(n, k, &w).unwrap(), None, &x).unwrap();
             let exact: Vec<f32> = exact.into_iter().map(|sum| sum as f32).collect();
-            assert_eq!(
-                project_bf16(&mut linear, &stream, &bf16s(&x)),
-                bf16s(&exact),
-                "N = {n}, K = {k}, M = {m}"
-            );
-            assert_eq!(project_f32(&mut linear, &stream, &x), exact, "N = {n}, K = {k}, M = {m}");
+            assert_eq!(project(&mut linear, &stream, &bf16s(&x)), bf16s(&exact), "N = {n}, K = {k}, M = {m}");
+            assert_eq!(project(&mut linear, &stream, &x), exact, "N = {n}, K = {k}, M = {m}");
         }
     }
 }
@@ -179,17 +186,17 @@ fn f32_rows_keep_their_sums(arm: &Arm) {
         for m in [1, 5, 16, 20] {
             let x = random.normals(m * k, 1.0);
             let rounded = bf16s(&x);
-            let sums = project_f32(&mut linear, &stream, &x);
+            let sums = project(&mut linear, &stream, &x);
             assert!(sums.iter().any(|&sum| bf16::from_f32(sum).to_f32() != sum), "more digits than BF16 has");
-            assert_eq!(bits(&sums), bits(&project_f32(&mut linear, &stream, &f32s(&rounded))));
+            assert_eq!(bits(&sums), bits(&project(&mut linear, &stream, &f32s(&rounded))));
             let x_f16: Vec<f16> = rounded.iter().map(|x| f16::from_f32(x.to_f32())).collect();
             let exact_in_f16 = x_f16.iter().zip(&rounded).all(|(a, b)| a.to_f32() == b.to_f32());
             if exact_in_f16 {
                 let expected: Vec<f16> = sums.iter().map(|&sum| f16::from_f32(sum)).collect();
-                assert_eq!(project(&mut linear, &stream, &x_f16, f16::from_bits(0x7f7f)), expected);
+                assert_eq!(project(&mut linear, &stream, &x_f16), expected);
             }
             if m <= 16 {
-                assert_eq!(project_bf16(&mut linear, &stream, &rounded), bf16s(&sums), "N = {n}, M = {m}");
+                assert_eq!(project(&mut linear, &stream, &rounded), bf16s(&sums), "N = {n}, M = {m}");
             }
         }
     }
@@ -204,8 +211,8 @@ fn row_invariant(arm: &Arm) {
         let (_, mut linear) = linear(&stream, &mut random, n, k);
         let x = random.normals(ROWS * k, 1.0);
         let mut call = |x: &[f32]| -> (Vec<u32>, Vec<u16>) {
-            let narrow = project_bf16(&mut linear, &stream, &bf16s(x));
-            (bits(&project_f32(&mut linear, &stream, x)), narrow.iter().map(|y| y.to_bits()).collect())
+            let narrow = project(&mut linear, &stream, &bf16s(x));
+            (bits(&project(&mut linear, &stream, x)), narrow.iter().map(|y| y.to_bits()).collect())
         };
         let alone: Vec<_> = x.chunks(k).map(&mut call).collect();
         let mut same = |x: &[f32], rows: &[usize], beside: &str| {
@@ -237,9 +244,9 @@ fn many_rows(arm: &Arm) {
         let (w, mut linear) = linear(&stream, &mut random, n, k);
         for m in [17, 33, 64, 65, 100, 257, 2048] {
             let x = bf16s(&random.normals(m * k, 1.0));
-            let y = project_bf16(&mut linear, &stream, &x);
+            let y = project(&mut linear, &stream, &x);
             check_against_fp64(&w, &f32s(&x), n, &f32s(&y), true);
-            assert_eq!(y, project_bf16(&mut linear, &stream, &x), "N = {n}, K = {k}, M = {m}");
+            assert_eq!(y, project(&mut linear, &stream, &x), "N = {n}, K = {k}, M = {m}");
         }
     }
     // Wide enough for several turns of every block, and K long enough for several rounds of its stages.
@@ -247,7 +254,7 @@ fn many_rows(arm: &Arm) {
     let mut random = Random::new(3);
     let (w, mut linear) = linear(&stream, &mut random, n, k);
     let x = bf16s(&random.normals(m * k, 1.0));
-    check_against_fp64(&w, &f32s(&x), n, &f32s(&project_bf16(&mut linear, &stream, &x)), true);
+    check_against_fp64(&w, &f32s(&x), n, &f32s(&project(&mut linear, &stream, &x)), true);
 }
 
 /// A NaN or an infinity makes its own row NaN or infinite, and changes no other.
@@ -258,10 +265,10 @@ fn a_bad_row_spoils_itself_alone(arm: &Arm) {
     let (_, mut linear) = linear(&stream, &mut random, n, k);
     for m in [16, 100, 300] {
         let mut x = bf16s(&random.normals(m * k, 1.0));
-        let clean = project_bf16(&mut linear, &stream, &x);
+        let clean = project(&mut linear, &stream, &x);
         let (first, second) = (m / 3, m - 1);
         (x[first * k + 3], x[second * k + 5]) = (bf16::NAN, bf16::INFINITY);
-        let spoilt = project_bf16(&mut linear, &stream, &x);
+        let spoilt = project(&mut linear, &stream, &x);
         for (row, (y, clean)) in spoilt.chunks(n).zip(clean.chunks(n)).enumerate() {
             if row == first || row == second {
                 assert!(y.iter().all(|y| !y.is_finite()), "M = {m}, row {row}");
@@ -279,7 +286,7 @@ fn replay_is_eager(arm: &Arm) {
         let (_, mut linear) = linear(&stream, &mut random, n, k);
         for m in [1, 8, 9, 16, 17, 100] {
             let x = bf16s(&random.normals(m * k, 1.0));
-            let expected = project_bf16(&mut linear, &stream, &x);
+            let expected = project(&mut linear, &stream, &x);
             let mut x_buffer = Buffer::from_host(&stream, &x, &[m, k]).unwrap();
             let mut y = Buffer::<bf16>::zeros(&stream, &[m * n]).unwrap();
             let mut graph =
@@ -294,7 +301,7 @@ fn replay_is_eager(arm: &Arm) {
             x_buffer.copy_from_host(&stream, &other).unwrap();
             graph.launch().unwrap();
             let replayed = y.to_host(&stream).unwrap();
-            assert_eq!(replayed, project_bf16(&mut linear, &stream, &other), "N = {n}, K = {k}, M = {m}");
+            assert_eq!(replayed, project(&mut linear, &stream, &other), "N = {n}, K = {k}, M = {m}");
         }
     }
 }
@@ -361,7 +368,7 @@ fn other_formats_become_bf16(arm: &Arm) {
         let expected = DenseWeights::from_bf16(n, k, &rounded).unwrap();
         let mut expected = Bf16Linear::new(&stream, "w", expected).unwrap();
         let mut got = Bf16Linear::new(&stream, "w", weights).unwrap();
-        assert_eq!(bits(&project_f32(&mut got, &stream, &x)), bits(&project_f32(&mut expected, &stream, &x)));
+        assert_eq!(bits(&project(&mut got, &stream, &x)), bits(&project(&mut expected, &stream, &x)));
     }
 }
 
@@ -371,7 +378,7 @@ fn a_duplicate_is_its_own(arm: &Arm) {
     let mut random = Random::new(31);
     let (_, mut linear) = linear(&stream, &mut random, n, k);
     let x = random.normals(3 * k, 1.0);
-    let expected = project_f32(&mut linear, &stream, &x);
+    let expected = project(&mut linear, &stream, &x);
     let copy = linear.duplicate(&stream).unwrap();
     assert_eq!(copy.bytes(), linear.bytes());
     assert_eq!(copy.bytes(), 63 * 5 * 1024);
@@ -403,7 +410,7 @@ fn more_weights_than_32_bits_count(arm: &Arm) {
     let mut linear = Bf16Linear::new(&stream, "w", DenseWeights::from_bf16(n, k, &w).unwrap()).unwrap();
     for m in [1, 16, 20] {
         let x = bf16s(&random.normals(m * k, 1.0));
-        let y = f32s(&project_bf16(&mut linear, &stream, &x));
+        let y = f32s(&project(&mut linear, &stream, &x));
         for first in [0, n / 2 - 32, n - 64] {
             let features = first..first + 64;
             let part: Vec<f32> = y.chunks(n).flat_map(|row| row[features.clone()].to_vec()).collect();
