@@ -7,7 +7,7 @@
 mod adoption;
 mod arm;
 mod balance;
-#[cfg(kernels_built)]
+mod bf16_linear;
 mod cuda_model;
 mod decode_loop;
 mod faults;
@@ -32,6 +32,8 @@ fn main() {
     let arguments = Arguments::from_args();
     let trials: Vec<Trial> = [
         registry::trials(),
+        #[cfg(kernels_built)]
+        bf16_linear::trials(),
         gates::trials(),
         adoption::trials(),
         balance::trials(),
