@@ -417,6 +417,7 @@ mod gpu {
             [(vec![7; 3], 20, vec![], 21), (vec![7; 3], 20, vec![12], 6), (vec![7; 60], 5, vec![], 63)]
         {
             let mut decode = door.build(Host::Cuda(&mut host), &options).unwrap();
+            assert_eq!(decode.launches(), Some(2), "the table's row, the choice");
             generate(&mut *decode, &request(&prompt, max_new, &stop, GREEDY)).unwrap();
             drop(decode);
             let stream = host.stream().clone();

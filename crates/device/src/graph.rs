@@ -1,5 +1,7 @@
+use std::ptr;
+
 use cudarc::driver::CudaGraph;
-use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode, cuGraphGetNodes};
 use structure_core::Refusal;
 
 use crate::Stream;
@@ -48,6 +50,19 @@ impl Graph {
     /// [`Refusal::Cuda`] when the driver refuses.
     pub fn launch(&mut self) -> Result<(), Refusal> {
         self.graph.launch().named("cuGraphLaunch")
+    }
+
+    /// Kernels, copies and fills that it launches.
+    ///
+    /// # Errors
+    /// [`Refusal::Cuda`] when the driver does not answer.
+    pub fn launches(&self) -> Result<usize, Refusal> {
+        let mut nodes = 0;
+        // SAFETY: the graph is live, and the pointer is to a live integer, which the driver writes; none are asked for by name.
+        unsafe { cuGraphGetNodes(self.graph.cu_graph(), ptr::null_mut(), &mut nodes) }
+            .result()
+            .named("cuGraphGetNodes")?;
+        Ok(nodes)
     }
 
     /// The stream it was captured from and runs on.
