@@ -202,6 +202,26 @@ impl Results {
         folder.join(format!("{name}.json"))
     }
 
+    /// What is in its file already and was measured on the same day with the same sources, but for rows of the implementations that
+    /// are in it now: one run may be of several benches.
+    ///
+    /// # Errors
+    /// With the path, for a file that does not hold results.
+    pub fn keep_others(&mut self, folder: &Path) -> Result<()> {
+        let path = self.path(folder);
+        let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
+        let old: Results = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+        if (&old.sources, &old.date) != (&self.sources, &self.date) {
+            return Ok(());
+        }
+        let ids: Vec<String> = self.ids().into_iter().map(str::to_string).collect();
+        let is_other = |row: &Row| row.id().is_none_or(|id| ids.iter().all(|other| other != id));
+        let others = old.rows.into_iter().filter(is_other);
+        self.rows = others.chain(std::mem::take(&mut self.rows)).collect();
+        self.unmeasured.extend(old.unmeasured);
+        Ok(())
+    }
+
     /// Every `*.json` of a folder, in the order of their names.
     ///
     /// # Errors
@@ -235,6 +255,12 @@ impl Results {
     /// The same call of the same implementation, without overlap.
     pub fn without_overlap(&self, ours: &Row) -> Option<&Row> {
         self.rows.iter().find(|row| row.callee == ours.callee && row.is_same_call(ours) && !row.overlap)
+    }
+
+    /// The fastest peer at the same call, whatever it stores.
+    pub fn best_peer_of_any(&self, ours: &Row) -> Option<&Row> {
+        let peers = self.rows.iter().filter(|row| row.peer().is_some() && row.is_same_call(ours));
+        peers.min_by(|a, b| a.us.total_cmp(&b.us))
     }
 
     /// The fastest peer at the same call with such weights.

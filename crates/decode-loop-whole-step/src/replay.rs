@@ -37,7 +37,7 @@ impl<'a> CudaLoop<'a> {
             host.step(1)?;
             chooser.choose(host, true)
         })?;
-        Ok(CudaLoop { launches: graph.launches()?, graph, chooser, host, window: sequence.window })
+        Ok(CudaLoop { launches: graph.nodes()?, graph, chooser, host, window: sequence.window })
     }
 
     /// The tokens of a text; says why there are no more.

@@ -1,5 +1,3 @@
-use std::ptr;
-
 use cudarc::driver::CudaGraph;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode, cuGraphGetNodes};
 use structure_core::Refusal;
@@ -52,14 +50,14 @@ impl Graph {
         self.graph.launch().named("cuGraphLaunch")
     }
 
-    /// Kernels, copies and fills that it launches.
+    /// Kernels, copies and the like that a replay runs.
     ///
     /// # Errors
     /// [`Refusal::Cuda`] when the driver does not answer.
-    pub fn launches(&self) -> Result<usize, Refusal> {
+    pub fn nodes(&self) -> Result<usize, Refusal> {
         let mut nodes = 0;
-        // SAFETY: the graph is live, and the pointer is to a live integer, which the driver writes; none are asked for by name.
-        unsafe { cuGraphGetNodes(self.graph.cu_graph(), ptr::null_mut(), &mut nodes) }
+        // SAFETY: the graph is alive; without a list to fill the driver writes the number alone.
+        unsafe { cuGraphGetNodes(self.graph.cu_graph(), std::ptr::null_mut(), &mut nodes) }
             .result()
             .named("cuGraphGetNodes")?;
         Ok(nodes)

@@ -5,6 +5,7 @@
 //! what a kernel does is in its header, `cuda/*.h`.
 #![allow(unsafe_code, reason = "the launchers are C functions")]
 
+mod bf16_kv;
 mod bf16_linear;
 mod experts;
 mod gated_delta;
@@ -17,6 +18,7 @@ use structure_core::{Bound, DType, Place, Refusal};
 
 use crate::ffi;
 
+pub use bf16_kv::Bf16Kv;
 pub use bf16_linear::Bf16Linear;
 pub use experts::{ExpertsDown, ExpertsGateUp, ExpertsShape, Route};
 pub use gated_delta::{DeltaLayer, DeltaParameters, DeltaRows, DeltaShape, DeltaState};
