@@ -63,4 +63,8 @@ impl DecodeLoop for CpuLoop<'_> {
     fn kv_bytes(&self) -> u64 {
         self.host.kv_bytes()
     }
+
+    fn launches(&self) -> Option<usize> {
+        None
+    }
 }

@@ -21,6 +21,7 @@ const LOOKS: u32 = 4096;
 /// A loop over a host on a GPU. The graph goes before the host can free or move what it was captured over.
 pub(crate) struct CudaLoop<'a> {
     graph: Graph,
+    launches: usize,
     chooser: Chooser,
     host: &'a mut dyn CudaHost,
     window: usize,
@@ -36,7 +37,7 @@ impl<'a> CudaLoop<'a> {
             host.step(1)?;
             chooser.choose(host, true)
         })?;
-        Ok(CudaLoop { graph, chooser, host, window: sequence.window })
+        Ok(CudaLoop { launches: graph.nodes()?, graph, chooser, host, window: sequence.window })
     }
 
     /// The tokens of a text; says why there are no more.
@@ -108,5 +109,9 @@ impl DecodeLoop for CudaLoop<'_> {
 
     fn kv_bytes(&self) -> u64 {
         self.host.kv_bytes()
+    }
+
+    fn launches(&self) -> Option<usize> {
+        Some(self.launches)
     }
 }

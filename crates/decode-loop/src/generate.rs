@@ -1,5 +1,6 @@
 use std::ops::ControlFlow;
 
+use serde::Serialize;
 use structure_core::Refusal;
 
 use crate::{HostShape, Sampler};
@@ -53,7 +54,8 @@ pub enum Progress {
 }
 
 /// Why a text ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Finish {
     /// `max_new` tokens were made.
     Length,
@@ -101,4 +103,7 @@ pub trait DecodeLoop {
 
     /// Bytes of keys and values that the loop holds.
     fn kv_bytes(&self) -> u64;
+
+    /// What a step puts on the device: kernels, copies, fills. None where it runs in host memory.
+    fn launches(&self) -> Option<usize>;
 }

@@ -1,37 +1,115 @@
 use std::io::{self, Write};
 use std::ops::ControlFlow;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use qwen3_5::{Generate as Options, Generation};
+use decode_loop::{Arm, Generation, Progress, Request};
+use device::Device;
+use indicatif::ProgressBar;
+use qwen3_5::{CpuModel, Model};
 use serde_json::json;
 use structure_core::Ledger;
 
 use crate::args::Generate;
-use crate::host;
+use crate::decode::{self, Decode};
+use crate::host::{self, Binding};
+use crate::interrupt::Interrupt;
 use crate::text::Text;
+use crate::tokens;
+
+/// Prompts longer than that have a progress bar.
+const LONG_PROMPT: usize = 512;
 
 /// Continues a prompt.
-pub fn run(args: &Generate) -> Result<()> {
-    let (mut model, binding) = host::load(&args.model)?;
+pub fn run(args: &Generate) -> Result<ExitCode> {
+    let decode = Decode::new(&args.kv)?;
+    let (model, binding) = host::load_with(&args.model, &decode.registrations())?;
     let text = Text::load(&args.model.model)?;
     let prompt = match (&args.prompt_tokens, &args.prompt) {
         (Some(ids), _) => ids.clone(),
         (None, Some(prompt)) => text.encode(prompt)?,
         (None, None) => bail!("a prompt is needed"),
     };
-    binding.bind(&mut model)?;
-
     let stop = if args.ignore_eos { Vec::new() } else { model.config().eos_token_ids.clone() };
-    let options = Options { max_new: args.max_new, stop: &stop };
-    let mut printer = Printer::new(&text, &prompt, !args.json);
-    let generation = model.generate(&prompt, &options, &mut |token| printer.token(token))?;
-    printer.end()?;
-
-    let ledger = host::ledger(&model);
+    let sampler = decode::sampler(&args.sampler);
+    let request = Request { prompt: &prompt, max_new: args.max_new, stop: &stop, sampler };
+    let job = Job { args, text: &text, request, decode, interrupt: Interrupt::watch()? };
+    let outcome = match binding.device() {
+        Device::Cpu => job.on_cpu(model, &binding)?,
+        Device::Cuda(_) => job.on_gpu(model, &binding)?,
+    };
     if args.json {
-        print_json(&text, &prompt, &generation, &ledger)
+        print_json(&text, &prompt, binding.device(), &outcome)?;
     } else {
-        print_summary(&prompt, &generation, &ledger)
+        print_summary(&prompt, &outcome)?;
+    }
+    Ok(job.interrupt.exit_code())
+}
+
+/// One text to generate.
+struct Job<'a> {
+    args: &'a Generate,
+    text: &'a Text,
+    request: Request<'a>,
+    decode: Decode,
+    interrupt: Interrupt,
+}
+
+/// What became of it.
+struct Outcome {
+    generation: Generation,
+    kv_bytes: u64,
+    ledger: Ledger,
+}
+
+impl Job<'_> {
+    fn on_cpu(&self, mut model: Model, binding: &Binding) -> Result<Outcome> {
+        binding.bind(&mut model)?;
+        let (generation, kv_bytes) = self.generate(Arm::Cpu(&mut CpuModel::new(&mut model)))?;
+        Ok(Outcome { generation, kv_bytes, ledger: host::ledger(&model) })
+    }
+
+    #[cfg(kernels_built)]
+    fn on_gpu(&self, model: Model, binding: &Binding) -> Result<Outcome> {
+        let mut model = binding.upload(&model)?;
+        let (generation, kv_bytes) = self.generate(Arm::Cuda(&mut model))?;
+        Ok(Outcome { generation, kv_bytes, ledger: host::ledger(&model) })
+    }
+
+    #[cfg(not(kernels_built))]
+    fn on_gpu(&self, _: Model, _: &Binding) -> Result<Outcome> {
+        bail!("{}", qwen3_5::KERNELS.why_not)
+    }
+
+    fn generate(&self, host: Arm<'_>) -> Result<(Generation, u64)> {
+        let mut decode = self.decode.build(host, self.args.window.unwrap_or(self.request.positions()))?;
+        let mut printer = Printer::new(self.text, self.request.prompt, !self.args.json);
+        let mut bar = None;
+        let generation = decode.generate(&self.request, &mut |progress| {
+            let flow = match progress {
+                Progress::Prompt(read) => {
+                    show_prompt(&mut bar, read, self.request.prompt.len());
+                    ControlFlow::Continue(())
+                }
+                Progress::Token(token) => printer.token(token),
+            };
+            if flow.is_break() { flow } else { self.interrupt.flow() }
+        })?;
+        printer.end()?;
+        Ok((generation, decode.kv_bytes()))
+    }
+}
+
+/// Shows how much of a long prompt has been read, on a terminal.
+fn show_prompt(bar: &mut Option<ProgressBar>, read: usize, prompt: usize) {
+    if bar.is_none() && prompt > LONG_PROMPT {
+        *bar = tokens::bar(prompt, "prompt").ok();
+    }
+    if let Some(bar) = bar {
+        bar.set_position(read as u64);
+        if read == prompt {
+            bar.finish_and_clear();
+        }
     }
 }
 
@@ -91,16 +169,20 @@ fn print(text: &str) -> Result<()> {
     Ok(())
 }
 
-fn print_json(text: &Text, prompt: &[u32], generation: &Generation, ledger: &Ledger) -> Result<()> {
+fn print_json(text: &Text, prompt: &[u32], device: &Device, outcome: &Outcome) -> Result<()> {
+    let Outcome { generation, kv_bytes, ledger } = outcome;
     let object = json!({
         "prompt_ids": prompt,
         "new_ids": generation.tokens,
         "text": text.decode(&generation.tokens).context("the new tokens have no text")?,
+        "finish": generation.finish,
+        "device": device.to_string(),
         "timings": {
             "prompt_s": generation.prompt_seconds,
             "decode_s": generation.decode_seconds,
             "tokens_per_s": generation.tokens_per_second(),
         },
+        "kv_bytes": kv_bytes,
         "peak_rss_bytes": peak_rss_bytes(),
         "ledger": { "summary": ledger.summary(), "seats": ledger.seats },
     });
@@ -114,7 +196,8 @@ fn peak_rss_bytes() -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-fn print_summary(prompt: &[u32], generation: &Generation, ledger: &Ledger) -> Result<()> {
+fn print_summary(prompt: &[u32], outcome: &Outcome) -> Result<()> {
+    let Outcome { generation, kv_bytes, ledger } = outcome;
     let mut lines = format!(
         "\nprompt {} tokens in {:.3} s; {} new tokens",
         prompt.len(),
@@ -124,6 +207,7 @@ fn print_summary(prompt: &[u32], generation: &Generation, ledger: &Ledger) -> Re
     if let Some(rate) = generation.tokens_per_second() {
         lines += &format!(", {rate:.1} tokens/s");
     }
+    lines += &format!("; keys and values {kv_bytes} bytes");
     let sum = ledger.summary();
     if sum.seats > 0 {
         lines += &format!(

@@ -3,8 +3,10 @@
 use anyhow::{Result, bail};
 use device::{CudaDevice, Device};
 use linear_proj::{Calibration, Host, ScaleMode};
+#[cfg(kernels_built)]
+use qwen3_5::CudaModel;
 use qwen3_5::Model;
-use structure_core::{GuardMode, Ledger};
+use structure_core::{GuardMode, Ledger, Registration};
 use structures::{BindOptions, Outcome, Plan, Rule, Target};
 
 use crate::args::{self, DeviceArg, ScalesArg};
@@ -21,49 +23,61 @@ pub struct Binding {
 /// Opens the device and loads the model. Rules and calibration are read first, so that a mistake in one costs nothing, and a variant that
 /// has no kernels says so before anything is said of the device.
 pub fn load(args: &args::Model) -> Result<(Model, Binding)> {
-    let rules = args.bind.iter().map(|rule| rule.parse()).collect::<Result<Vec<Rule>, _>>()?;
-    let device = match args.device {
-        DeviceArg::Cpu => Device::Cpu,
-        DeviceArg::Cuda => {
-            for rule in &rules {
-                if let Target::Variant(door) = rule.target() {
-                    let registration = door.registration();
-                    registration.kernels.check_built(registration.id)?;
-                }
-            }
-            Device::Cuda(CudaDevice::open(0)?)
-        }
-    };
-    let mode = if args.strict { GuardMode::Strict } else { GuardMode::Fallback };
-    let scale_mode = match args.nvfp4_scales {
-        ScalesArg::TwoLevel => ScaleMode::TwoLevel,
-        ScalesArg::SingleLevel => ScaleMode::SingleLevel,
-    };
-    let calibration = args.calibration.as_ref().map(Calibration::load).transpose()?;
+    load_with(args, &[])
+}
+
+/// As [`load`], for a command that runs these on the device too.
+pub fn load_with(args: &args::Model, runs: &[&'static Registration]) -> Result<(Model, Binding)> {
+    let binding = Binding::new(&args.bind, args.device, runs)?;
     let model = Model::load(&args.model)?;
-    if let Some(calibration) = &calibration {
+    if let Some(calibration) = &binding.calibration {
         calibration.check_model(&model.config().dims())?;
     }
-    Ok((model, Binding { rules, device, mode, scale_mode, calibration }))
+    Ok((model, binding))
 }
 
 impl Binding {
+    /// Reads rules, checks that what they name and what else `runs` on a GPU has kernels, then opens the device.
+    pub fn new(args: &args::Bind, device: DeviceArg, runs: &[&'static Registration]) -> Result<Self> {
+        let rules = args.bind.iter().map(|rule| rule.parse()).collect::<Result<Vec<Rule>, _>>()?;
+        let device = match device {
+            DeviceArg::Cpu => Device::Cpu,
+            DeviceArg::Cuda => {
+                let bound = rules.iter().filter_map(|rule| match rule.target() {
+                    Target::Variant(door) => Some(door.registration()),
+                    Target::Host => None,
+                });
+                for registration in bound.chain(runs.iter().copied()) {
+                    registration.kernels.check_built(registration.id)?;
+                }
+                Device::Cuda(CudaDevice::open(0)?)
+            }
+        };
+        Ok(Binding {
+            rules,
+            device,
+            mode: if args.strict { GuardMode::Strict } else { GuardMode::Fallback },
+            scale_mode: match args.nvfp4_scales {
+                ScalesArg::TwoLevel => ScaleMode::TwoLevel,
+                ScalesArg::SingleLevel => ScaleMode::SingleLevel,
+            },
+            calibration: args.calibration.as_ref().map(Calibration::load).transpose()?,
+        })
+    }
+
+    /// Where implementations run.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Whether there is nothing to bind.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// Binds by the rules; seats that were refused are in the plan.
+    /// Binds by the rules into a model in host memory; seats that were refused are in the plan.
     pub fn plan(&self, model: &mut Model) -> Result<Plan> {
-        let options = BindOptions {
-            device: &self.device,
-            staged: true,
-            mode: self.mode,
-            scale_mode: self.scale_mode,
-            calibration: self.calibration.as_ref(),
-            workspace: None,
-        };
-        let mut plan = structures::bind(model, &self.rules, options)?;
+        let mut plan = structures::bind(model, &self.rules, self.options())?;
         for bank in model.banks() {
             let reason = "no implementation of moe_experts is linked".to_string();
             plan.push(bank.path, bank.dims, Outcome::Kept { reason });
@@ -73,15 +87,40 @@ impl Binding {
 
     /// As [`plan`](Self::plan), for commands that run the model: a refusal ends them.
     pub fn bind(&self, model: &mut Model) -> Result<Plan> {
-        let plan = self.plan(model)?;
-        match plan.first_refusal() {
-            Some(reason) => bail!("{reason}"),
-            None => Ok(plan),
+        all_bound(self.plan(model)?)
+    }
+
+    /// The model in the memory of the device, bound as [`bind`](Self::bind) does.
+    #[cfg(kernels_built)]
+    pub fn upload(&self, model: &Model) -> Result<CudaModel> {
+        let Device::Cuda(gpu) = &self.device else { bail!("the model is on the CPU") };
+        let mut model = CudaModel::new(model, gpu)?;
+        let workspace = model.workspace().clone();
+        let options = BindOptions { staged: false, workspace: Some(&workspace), ..self.options() };
+        all_bound(structures::bind(&mut model, &self.rules, options)?)?;
+        Ok(model)
+    }
+
+    fn options(&self) -> BindOptions<'_> {
+        BindOptions {
+            device: &self.device,
+            staged: true,
+            mode: self.mode,
+            scale_mode: self.scale_mode,
+            calibration: self.calibration.as_ref(),
+            workspace: None,
         }
     }
 }
 
+fn all_bound(plan: Plan) -> Result<Plan> {
+    match plan.first_refusal() {
+        Some(reason) => bail!("{reason}"),
+        None => Ok(plan),
+    }
+}
+
 /// The counts of all bound seats.
-pub fn ledger(model: &Model) -> Ledger {
-    Ledger { seats: model.seats().into_iter().filter_map(|seat| seat.ledger_row()).collect() }
+pub fn ledger(host: &dyn Host) -> Ledger {
+    Ledger { seats: host.seats().into_iter().filter_map(|seat| seat.ledger_row()).collect() }
 }

@@ -1,14 +1,18 @@
-//! `structures`: look into the registry, see what would serve each seat of a model, generate text, calibrate, measure perplexity.
+//! `structures`: look into the registry, see what would serve each seat of a model, generate text, measure steps, calibrate, measure
+//! perplexity.
 //!
-//! Errors are one line on stderr, and exit code 2.
+//! Errors are one line on stderr, and exit code 2; a text that Ctrl-C ended is printed as far as it came, with exit code 130.
 
 mod args;
 mod calibrate;
+mod decode;
 mod eval;
 mod explain;
 mod generate;
 mod host;
+mod interrupt;
 mod list;
+mod synth;
 mod text;
 mod tokens;
 
@@ -27,14 +31,15 @@ fn main() -> ExitCode {
         .init();
     let args = Args::parse();
     let outcome = match &args.command {
-        Command::List(list) => list::run(list),
-        Command::Explain(explain) => explain::run(explain),
+        Command::List(list) => done(list::run(list)),
+        Command::Explain(explain) => done(explain::run(explain)),
         Command::Generate(generate) => generate::run(generate),
-        Command::Calibrate(calibrate) => calibrate::run(calibrate),
-        Command::Eval(eval) => eval::run(eval),
+        Command::Synth(synth) => done(synth::run(synth)),
+        Command::Calibrate(calibrate) => done(calibrate::run(calibrate)),
+        Command::Eval(eval) => done(eval::run(eval)),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         // Whoever reads our output has seen enough, as `head` has.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -43,6 +48,10 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+fn done(outcome: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
+    outcome.map(|()| ExitCode::SUCCESS)
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -1,0 +1,4 @@
+//! Says whether there is a host on a GPU.
+fn main() {
+    kernel_build::declare();
+}
