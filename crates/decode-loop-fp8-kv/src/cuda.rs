@@ -192,6 +192,10 @@ impl KvStore for Fp8Kv {
         (codes + self.table.bytes() + floats + self.scratch.bytes()) as u64
     }
 
+    fn element_bytes(&self) -> usize {
+        size_of::<u8>()
+    }
+
     fn append(&mut self, layer: usize, rows: &KvRows<'_>) -> Result<(), Refusal> {
         let layer = self.layer(layer)?;
         let elements = rows.rows * self.shape.kv_heads * self.shape.head_dim;

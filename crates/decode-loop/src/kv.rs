@@ -89,6 +89,9 @@ pub trait KvStore: Send {
     /// Bytes that it takes on the device, page tables and scratch among them.
     fn bytes(&self) -> u64;
 
+    /// Bytes of one element of a key or value.
+    fn element_bytes(&self) -> usize;
+
     /// Queues storing rows.
     ///
     /// # Errors

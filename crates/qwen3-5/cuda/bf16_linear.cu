@@ -1,6 +1,9 @@
 // The host's projections: BF16 weights in the decode band, and in the kernel for prompts.
 #include "bf16_linear.h"
 
+#include <algorithm>
+#include <type_traits>
+
 #include "bf16_prefill.cuh"
 #include "bf16_weights.cuh"
 #include "decode_band.cuh"
@@ -8,18 +11,18 @@
 namespace {
 
 using bf16_weights::Format;
-using decode_band::Activations;
 using decode_band::Form;
 using decode_band::Tail;
 
-// Into how many slices K is cut: more where N alone gives too few blocks to keep the memory bus busy. By N alone, so that the
-// order of a sum does not depend on M.
+// Into how many slices K is cut: so many that there are about five or six blocks for each multiprocessor of an H200, the fewest that
+// keep its memory bus busy. By N alone, so that the order of a sum does not depend on M.
 int slices(int64_t n) {
     const int64_t groups = bf16_weights::groups(n);
-    return groups <= 64 ? 8 : groups <= 512 ? 4 : groups <= 960 ? 2 : 1;
+    return groups <= 96 ? 8 : groups <= 192 ? 4 : groups <= 480 ? 2 : 1;
 }
 
-// The fastest forms of those that were measured on an H200.
+// The fastest forms of those that were measured on an H200: many loads under way, five blocks of one row group a multiprocessor.
+// Where that leaves a second wave of few blocks, smaller ones that are resident together.
 template <typename T, bool Whole>
 auto choose(int64_t m, int64_t n) {
     using Rows = decode_band::GlobalRows<T, Format::TILE_K, Whole>;
@@ -29,10 +32,11 @@ auto choose(int64_t m, int64_t n) {
     };
     // Rows that are not whole tiles are rare and slow by nature: one form serves them.
     if constexpr (!Whole) return kernel(Form<1, 1, 2, Tail::Zero>(), Form<1, 1, 2, Tail::Zero>());
-    switch (slices(n)) {
-        case 8: return kernel(Form<1, 1, 4, Tail::Zero>(), Form<1, 1, 4, Tail::Zero>());
-        default: return kernel(Form<2, 1, 4, Tail::Zero>(), Form<2, 2, 2, Tail::Zero>());
-    }
+    const int64_t groups = bf16_weights::groups(n), blocks = groups * slices(n);
+    if (groups <= 16) return kernel(Form<1, 1, 6, Tail::Zero>(), Form<1, 1, 5, Tail::Zero>());
+    if (blocks <= 560) return kernel(Form<1, 1, 6, Tail::Zero>(), Form<1, 1, 3, Tail::Zero>());
+    if (blocks > 660 && blocks <= 792) return kernel(Form<2, 1, 4, Tail::Zero>(), Form<3, 2, 2, Tail::Zero>());
+    return kernel(Form<1, 1, 6, Tail::Zero>(), Form<1, 1, 4, Tail::Zero>());
 }
 
 // Up to 16 rows.
@@ -64,7 +68,7 @@ cudaError_t launch(const qwen3_5_linear_call &call, cudaStream_t stream) {
 template <typename T>
 cudaError_t prepare() {
     for (int64_t m : {1, decode_band::MAX_ROWS})
-        for (int64_t groups : {1, 65, 513, 961, 4096}) {
+        for (int64_t groups : {1, 17, 640, 768}) {
             const int64_t n = groups * bf16_weights::GROUP;
             cudaError_t error = decode_band::load(choose<T, true>(m, n).function);
             if (error == cudaSuccess) error = decode_band::load(choose<T, false>(m, n).function);

@@ -18,33 +18,34 @@ namespace {
 
 using namespace prefill_band;
 
-constexpr int STAGES = 4;
 constexpr int TILES = TILE_K / bf16_weights::TILE_K;  // of weights along K in a stage
 constexpr int GROUPS = FEATURES / GROUP;
 constexpr int TILE_BYTES = bf16_weights::TILE_CHUNKS * 16;
+constexpr int WEIGHT_BYTES = TILES * GROUPS * TILE_BYTES;
 constexpr int BOX_TOKENS = UNIT / RANKS;  // that a block fetches of each unit
+constexpr int RING_BYTES = 192 << 10, MAX_STAGES = RING_BYTES / (WEIGHT_BYTES + UNIT_BYTES);
 
-struct Stage {
-    unsigned char weights[TILES][GROUPS * TILE_BYTES];
-    unsigned char tokens[UNITS * UNIT_BYTES];
-};
-
-// Shared memory of a block. Between slices sums take the place of the stages.
+// Shared memory of a block: a ring of stages, each weights [TILES][GROUPS] and then units of tokens. Between slices sums take their
+// place.
 struct Shared {
     union {
-        Stage stages[STAGES];
+        unsigned char ring[RING_BYTES];
         Sums partial[MAX_SLICES - 1][WARPGROUPS];
     };
     __nv_bfloat16 results[WARPGROUPS][UNIT * WARPGROUP_FEATURES];
-    uint64_t full[STAGES], empty[STAGES];
+    uint64_t full[MAX_STAGES], empty[MAX_STAGES];
 };
 
-// A place in the ring of stages.
+// A place in the ring. Fewer tokens a stage are more stages: the bytes under way stay about the same.
 struct Place {
-    int stage = 0;
+    int bytes, stages, stage = 0;
     uint32_t parity = 0;
+
+    __device__ explicit Place(int width) : bytes(WEIGHT_BYTES + width * UNIT_BYTES), stages(RING_BYTES / bytes) {}
+    __device__ unsigned char *weights(Shared &shared) const { return shared.ring + stage * bytes; }
+    __device__ unsigned char *tokens(Shared &shared) const { return weights(shared) + WEIGHT_BYTES; }
     __device__ void advance() {
-        if (++stage == STAGES) {
+        if (++stage == stages) {
             stage = 0;
             parity ^= 1;
         }
@@ -72,18 +73,17 @@ __device__ __forceinline__ void fetch(Shared &shared, const Schedule &schedule, 
     constexpr int HALF = UNIT_BYTES / RANKS;
     const uint16_t ranks = ((1 << RANKS) - 1) << part.first_rank();
     const int block = RANKS * part.slices;
-    Place place;
+    Place place(schedule.width);
     for (int turn = blockIdx.x / block; turn < schedule.turns; turn += gridDim.x / block) {
         const Work work = work_of(schedule, turn);
         const int group = (work.feature_tile * RANKS + rank) * GROUPS;
         for (int k = part.begin; work.units > 0 && k < part.end; k++, place.advance()) {
-            Stage &stage = shared.stages[place.stage];
             uint64_t *full = &shared.full[place.stage];
             mbarrier_wait(&shared.empty[place.stage], place.parity ^ 1);
-            mbarrier_arrive_expecting(full, sizeof(stage.weights) + work.units * UNIT_BYTES);
-            tensor_copy(stage.weights, maps.weights, 0, group, k * TILES, full);
+            mbarrier_arrive_expecting(full, WEIGHT_BYTES + work.units * UNIT_BYTES);
+            tensor_copy(place.weights(shared), maps.weights, 0, group, k * TILES, full);
             for (int unit = 0; unit < work.units; unit++)
-                tensor_copy_multicast(stage.tokens + unit * UNIT_BYTES + rank * HALF, maps.tokens, k * TILE_K,
+                tensor_copy_multicast(place.tokens(shared) + unit * UNIT_BYTES + rank * HALF, maps.tokens, k * TILE_K,
                                       (work.unit + unit) * UNIT + rank * BOX_TOKENS, full, ranks);
         }
     }
@@ -98,15 +98,14 @@ __device__ __forceinline__ void accumulate(float (&sum)[Units * UNIT / 2], Share
     int before = 0;  // the stage of the step before
     for (int k = part.begin; k < part.end; k++) {
         mbarrier_wait(&shared.full[place.stage], place.parity);
-        const Stage &stage = shared.stages[place.stage];
-        const uint64_t tokens = wgmma_descriptor(stage.tokens);
+        const uint64_t tokens = wgmma_descriptor(place.tokens(shared));
+        const uint64_t weights = wgmma_descriptor_of_32(place.weights(shared) + warpgroup * (WARPGROUP_FEATURES / GROUP) * TILE_BYTES);
         wgmma_fence();
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
-            const uint64_t weights =
-                wgmma_descriptor_of_32(stage.weights[tile] + warpgroup * (WARPGROUP_FEATURES / GROUP) * TILE_BYTES);
-            wgmma(sum, weights, tokens + 4 * tile);
-            wgmma(sum, weights + 2, tokens + 4 * tile + 2);
+            const uint64_t of_tile = weights + tile * GROUPS * TILE_BYTES / 16;
+            wgmma(sum, of_tile, tokens + 4 * tile);
+            wgmma(sum, of_tile + 2, tokens + 4 * tile + 2);
         }
         wgmma_commit();
         wgmma_wait<1>();
@@ -129,7 +128,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     const Part part = part_of<Sliced>(schedule);
     const int rank = blockIdx.x % RANKS;
-    if (threadIdx.x < STAGES) {
+    if (threadIdx.x < MAX_STAGES) {
         mbarrier_init(&shared.full[threadIdx.x], 1);
         mbarrier_init(&shared.empty[threadIdx.x], RANKS * WARPGROUPS * 4);
         mbarrier_init_fence();
@@ -151,7 +150,10 @@ __global__ void __launch_bounds__(THREADS, 1)
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLY_REGISTERS));
         const int block = RANKS * part.slices;
-        Place place;
+        Place place(schedule.width);
+#if LAG_BY > 0
+        if (warpgroup == 1 && schedule.whole > 0 && part.end - part.begin > LAG_BY) mbarrier_wait(&shared.full[LAG_BY], 0);
+#endif
         for (int turn = blockIdx.x / block; turn < schedule.turns; turn += gridDim.x / block) {
             const Work work = work_of(schedule, turn);
             if (work.units <= 0) continue;

@@ -11,19 +11,19 @@ constexpr int MAX_SHARED = 200 << 10;
 
 struct Kernel {
     void (*function)(Call, int);
-    int keys, columns, threads;
+    int keys, columns, lanes, threads;
     int64_t (*bytes)(int, int);
 };
 
-template <int Keys, int Columns>
+template <int Keys, int Columns, int Lanes = 8>
 constexpr Kernel kernel() {
-    return {gated_delta::gated_delta<Keys, Columns>, Keys, Columns, gated_delta::Block<Keys, Columns>::THREADS,
+    return {gated_delta::gated_delta<Keys, Columns, Lanes>, Keys, Columns, Lanes, gated_delta::Block<Keys, Columns, Lanes>::THREADS,
             gated_delta::Shared<Keys, Columns>::bytes};
 }
 
 // By keys, then by columns: a shape takes the first one that fits, so the largest cluster.
 const Kernel KERNELS[] = {kernel<64, 32>(),  kernel<64, 64>(),  kernel<64, 128>(),  kernel<128, 32>(),
-                          kernel<128, 64>(), kernel<128, 128>(), kernel<256, 32>(), kernel<256, 64>(), kernel<256, 128>()};
+                          kernel<128, 64>(), kernel<128, 128>(), kernel<256, 32>(), kernel<256, 64>(), kernel<256, 128, 16>()};
 
 int cluster(const Kernel &kernel, const Call &call) {
     return call.heads / call.key_heads * ((call.value_dim + kernel.columns - 1) / kernel.columns);

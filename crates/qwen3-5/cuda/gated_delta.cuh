@@ -20,11 +20,9 @@
 namespace gated_delta {
 namespace {
 
-constexpr int LANES = 8;         // lanes that share a column: lane j has rows 32 i + 4 j to 32 i + 4 j + 3 of it
-constexpr int LANE_COLUMNS = 2;  // columns of a lane
-constexpr int WARP_COLUMNS = 32 / LANES * LANE_COLUMNS;
+constexpr int WARP_COLUMNS = 8;
 constexpr int MAX_SLICES = 8;
-constexpr int VECTOR = 8;        // BF16 in 16 bytes
+constexpr int VECTOR = 8;  // BF16 in 16 bytes
 
 using Call = qwen3_5_gated_delta_call;
 
@@ -56,6 +54,22 @@ __device__ __forceinline__ void prefetch(const void *address, uint32_t bytes) {
 #endif
 }
 
+// Sums each value over `Lanes` neighbouring lanes; lane j is left with the total of value j / (Lanes / N).
+template <int Lanes, int N>
+__device__ __forceinline__ float scatter_sums(float (&values)[N]) {
+#pragma unroll
+    for (int step = Lanes / 2, left = N / 2; step > 0; step /= 2, left /= 2) {
+        const bool upper = threadIdx.x & step;
+#pragma unroll
+        for (int i = 0; i < left; i++) {
+            const float given = upper ? values[i] : values[i + left], kept = upper ? values[i + left] : values[i];
+            values[i] = kept + __shfl_xor_sync(0xffffffff, given, step);
+        }
+        if (left == 0) values[0] += __shfl_xor_sync(0xffffffff, values[0], step);
+    }
+    return values[0];
+}
+
 template <int N>
 __device__ __forceinline__ void sum_over_lanes(float (&sums)[N], int lanes) {
 #pragma unroll
@@ -70,37 +84,37 @@ template <int Keys, int Columns>
 struct Shared {
     static constexpr int CHANNELS = 2 * Keys + Columns, WIDTH = CHANNELS + Columns;
 
+    float4 *scalars;     // [capacity]: decay, beta, and q.k
     float *filters;      // [taps][CHANNELS]
     float *queries;      // [capacity][Keys], normalised and scaled, as are
     float *keys;         // [capacity][Keys]
     float *values;       // [capacity][Columns]
     float *out;          // [capacity][Columns]
-    float *products;     // [capacity]: q.k
-    float *beta;         // [capacity]
-    float *decay;        // [capacity]
     float *squares;      // [2][MAX_SLICES][capacity]: sums of each slice's columns, which the slice's block writes
     __nv_bfloat16 *raw;  // [taps - 1 + capacity][WIDTH]: the rows before the chunk, then its own
 
     static __host__ __device__ int64_t bytes(int taps, int capacity) {
-        const int64_t floats = taps * CHANNELS + capacity * static_cast<int64_t>(2 * Keys + 2 * Columns + 3 + 2 * MAX_SLICES);
+        const int64_t floats = taps * CHANNELS + capacity * static_cast<int64_t>(2 * Keys + 2 * Columns + 4 + 2 * MAX_SLICES);
         return (floats + 3) / 4 * 16 + (taps - 1 + capacity) * static_cast<int64_t>(WIDTH) * 2;
     }
 
     __device__ Shared(char *memory, int taps, int capacity) {
         raw = reinterpret_cast<__nv_bfloat16 *>(memory);
-        filters = reinterpret_cast<float *>(raw + (taps - 1 + capacity) * WIDTH);
+        scalars = reinterpret_cast<float4 *>(raw + (taps - 1 + capacity) * WIDTH);
+        filters = reinterpret_cast<float *>(scalars + capacity);
         queries = filters + taps * CHANNELS, keys = queries + capacity * Keys;
         values = keys + capacity * Keys, out = values + capacity * Columns;
-        products = out + capacity * Columns;
-        beta = products + capacity, decay = beta + capacity, squares = decay + capacity;
+        squares = out + capacity * Columns;
     }
 };
 
-template <int Keys, int Columns>
+// `Lanes` share a column of the state: lane j has rows 4 Lanes i + 4 j to 4 Lanes i + 4 j + 3 of it, for each i.
+template <int Keys, int Columns, int Lanes>
 struct Block {
     using Memory = Shared<Keys, Columns>;
     static constexpr int CHANNELS = Memory::CHANNELS, WIDTH = Memory::WIDTH;
-    static constexpr int WARPS = Columns / WARP_COLUMNS, THREADS = WARPS * 32, PARTS = Keys / LANES / 4;
+    static constexpr int WARPS = Columns / WARP_COLUMNS, THREADS = WARPS * 32;
+    static constexpr int LANE_COLUMNS = WARP_COLUMNS * Lanes / 32, PARTS = Keys / Lanes / 4;
     // Threads that copy a row, 16 bytes each.
     static constexpr int COPIERS = WIDTH / VECTOR <= 32 ? 32 : WIDTH / VECTOR <= 64 ? 64 : 128;
 
@@ -161,8 +175,8 @@ struct Block {
             const int64_t at = (begin + row) * call.heads + head;
             const float b = __bfloat162float(static_cast<const __nv_bfloat16 *>(call.b)[at]);
             const float a = __bfloat162float(static_cast<const __nv_bfloat16 *>(call.a)[at]) + call.dt_bias[head];
-            shared.beta[row] = sigmoid(b);
-            shared.decay[row] = expf(call.rate[head] * (a > 20.0f ? a : log1pf(expf(a))));
+            shared.scalars[row].x = expf(call.rate[head] * (a > 20.0f ? a : log1pf(expf(a))));
+            shared.scalars[row].y = sigmoid(b);
         }
     }
 
@@ -209,7 +223,7 @@ struct Block {
             *reinterpret_cast<float2 *>(shared.queries + at) = {q[i].x * q_scale, q[i].y * q_scale};
             *reinterpret_cast<float2 *>(shared.keys + at) = {k[i].x * k_scale, k[i].y * k_scale};
         }
-        if (lane == 0) shared.products[row] = sums[2] * q_scale * k_scale;
+        if (lane == 0) shared.scalars[row].z = sums[2] * q_scale * k_scale;
     }
 
     // Queries, keys and values of a chunk. Few rows find a warp each for their queries and keys, and another for their values.
@@ -226,19 +240,19 @@ struct Block {
     }
 
     __device__ int column(int i) const {
-        return threadIdx.x / 32 * WARP_COLUMNS + i * (32 / LANES) + threadIdx.x % 32 / LANES;
+        return threadIdx.x / 32 * WARP_COLUMNS + i * (32 / Lanes) + threadIdx.x % 32 / Lanes;
     }
 
     // Where a lane's first row of its first column is in a slot.
     __device__ float *state_at(int64_t slot) const {
         const int64_t column_at = (slot * call.heads + head) * call.value_dim + first + column(0);
-        return call.delta_state + column_at * call.key_dim + threadIdx.x % LANES * 4;
+        return call.delta_state + column_at * call.key_dim + threadIdx.x % Lanes * 4;
     }
 
     // Whether the head has a lane's column i, and rows in a part.
     __device__ bool has(int i, int part) const {
         return first + column(i) < call.value_dim &&
-               part * 4 * LANES + threadIdx.x % LANES * 4 < call.key_dim;
+               part * 4 * Lanes + threadIdx.x % Lanes * 4 < call.key_dim;
     }
 
     __device__ void load_state(int64_t slot) {
@@ -247,7 +261,7 @@ struct Block {
         for (int i = 0; i < LANE_COLUMNS; i++)
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
-                const float *address = from + i * (32 / LANES) * call.key_dim + part * 4 * LANES;
+                const float *address = from + i * (32 / Lanes) * call.key_dim + part * 4 * Lanes;
                 uint4 bits = {};
                 if (has(i, part)) bits = load_streaming(reinterpret_cast<const uint4 *>(address));
                 const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
@@ -262,44 +276,71 @@ struct Block {
         for (int i = 0; i < LANE_COLUMNS; i++)
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
-                float *address = to + i * (32 / LANES) * call.key_dim + part * 4 * LANES;
+                float *address = to + i * (32 / Lanes) * call.key_dim + part * 4 * Lanes;
                 const float(&s)[4] = state[i][part];
                 if (has(i, part)) *reinterpret_cast<float4 *>(address) = {s[0], s[1], s[2], s[3]};
             }
     }
 
-    // One row through the state. q^T S after the correction is decay * q^T S + (q.k) * correction of the S before, so that both
-    // products are summed over the lanes together.
-    __device__ void step(int row) {
-        const int lane = threadIdx.x % LANES;
-        const float4 *keys = reinterpret_cast<const float4 *>(shared.keys + row * Keys) + lane;
-        const float4 *queries = reinterpret_cast<const float4 *>(shared.queries + row * Keys) + lane;
-        const float decay = shared.decay[row], beta = shared.beta[row], product = shared.products[row];
-        float k[PARTS][4], sums[2 * LANE_COLUMNS] = {}, v[LANE_COLUMNS];
+    __device__ static void load_part(float (&part)[4], const float4 *row, int index) {
+        const float4 values = row[index * Lanes];
+        part[0] = values.x, part[1] = values.y, part[2] = values.z, part[3] = values.w;
+    }
+
+    // Rows in order through the state; with `keep` the state after each goes to its slot. A row's query and key are loaded while
+    // the one before is under way.
+    __device__ void pass(int rows) {
+        constexpr int TOTAL_LANES = Lanes / (2 * LANE_COLUMNS);  // that have the same total
+        const int lane = threadIdx.x % Lanes, owned = lane / TOTAL_LANES - LANE_COLUMNS;
+        const float4 *queries = reinterpret_cast<const float4 *>(shared.queries) + lane;
+        const float4 *keys = reinterpret_cast<const float4 *>(shared.keys) + lane;
+        const float4 *scalars = shared.scalars;
+        const float *values = shared.values + column(0);
+        float *out = shared.out + column(owned), query[PARTS][4], key[PARTS][4];
 #pragma unroll
-        for (int i = 0; i < LANE_COLUMNS; i++) v[i] = shared.values[row * Columns + column(i)];
+        for (int part = 0; part < PARTS; part++) load_part(query[part], queries, part), load_part(key[part], keys, part);
+
+#pragma unroll 1
+        for (int row = 0; row < rows; row++) {
+            const float decay = scalars->x, beta = scalars->y, product = scalars->z;
+            float sums[2 * LANE_COLUMNS] = {}, value[LANE_COLUMNS], correction[LANE_COLUMNS];
 #pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            const float4 k4 = keys[part * LANES], q4 = queries[part * LANES];
-            const float q[4] = {q4.x, q4.y, q4.z, q4.w};
-            k[part][0] = k4.x, k[part][1] = k4.y, k[part][2] = k4.z, k[part][3] = k4.w;
-#pragma unroll
-            for (int r = 0; r < 4; r++)
-#pragma unroll
-                for (int i = 0; i < LANE_COLUMNS; i++) {
-                    sums[2 * i] = fmaf(k[part][r], state[i][part][r], sums[2 * i]);
-                    sums[2 * i + 1] = fmaf(q[r], state[i][part][r], sums[2 * i + 1]);
-                }
-        }
-        sum_over_lanes(sums, LANES);
-#pragma unroll
-        for (int i = 0; i < LANE_COLUMNS; i++) {
-            const float correction = beta * fmaf(-decay, sums[2 * i], v[i]);
-            if (lane == 0) shared.out[row * Columns + column(i)] = fmaf(product, correction, decay * sums[2 * i + 1]);
+            for (int i = 0; i < LANE_COLUMNS; i++) value[i] = values[i * (32 / Lanes)];
 #pragma unroll
             for (int part = 0; part < PARTS; part++)
 #pragma unroll
-                for (int r = 0; r < 4; r++) state[i][part][r] = fmaf(decay, state[i][part][r], k[part][r] * correction);
+                for (int r = 0; r < 4; r++)
+#pragma unroll
+                    for (int i = 0; i < LANE_COLUMNS; i++) {
+                        sums[i] = fmaf(key[part][r], state[i][part][r], sums[i]);
+                        sums[LANE_COLUMNS + i] = fmaf(query[part][r], state[i][part][r], sums[LANE_COLUMNS + i]);
+                    }
+            queries += Keys / 4, keys += Keys / 4, scalars++, values += Columns;
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) load_part(query[part], queries, part);
+
+            // q^T S after the correction is decay * q^T S + (q.k) * correction of the S before, so that both sums are taken
+            // together.
+            const float total = scatter_sums<Lanes>(sums);
+            float mine = 0.0f;
+#pragma unroll
+            for (int i = 0; i < LANE_COLUMNS; i++) {
+                const float recalled = __shfl_sync(0xffffffff, total, i * TOTAL_LANES, Lanes);
+                correction[i] = beta * fmaf(-decay, recalled, value[i]);
+                if (owned == i) mine = correction[i];
+            }
+            if (owned >= 0 && lane % TOTAL_LANES == 0) *out = fmaf(product, mine, decay * total);
+            out += Columns;
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+#pragma unroll
+                for (int r = 0; r < 4; r++)
+#pragma unroll
+                    for (int i = 0; i < LANE_COLUMNS; i++)
+                        state[i][part][r] = fmaf(decay, state[i][part][r], key[part][r] * correction[i]);
+                load_part(key[part], keys, part);
+            }
+            if (call.keep) store_state(row);
         }
     }
 
@@ -349,13 +390,13 @@ struct Block {
     }
 };
 
-template <int Keys, int Columns>
-__global__ void __launch_bounds__(Block<Keys, Columns>::THREADS, 1)
+template <int Keys, int Columns, int Lanes>
+__global__ void __launch_bounds__(Block<Keys, Columns, Lanes>::THREADS, 1)
     gated_delta(const __grid_constant__ Call call, const int capacity) {
     extern __shared__ __align__(16) char memory[];
     let_next_start();
     cluster_arrive_relaxed();
-    Block<Keys, Columns> block(call, memory, capacity);
+    Block<Keys, Columns, Lanes> block(call, memory, capacity);
     // What no kernel writes, and of the state what does no harm. Which slot that is may still change.
     const auto start = [&] { return call.from ? *reinterpret_cast<const volatile int32_t *>(call.from) : 0; };
     if (threadIdx.x == 0) {
@@ -383,11 +424,7 @@ __global__ void __launch_bounds__(Block<Keys, Columns>::THREADS, 1)
         __syncthreads();
         block.prepare(rows);
         __syncthreads();
-#pragma unroll 1
-        for (int row = 0; row < rows; row++) {
-            block.step(row);
-            if (call.keep) block.store_state(row);
-        }
+        block.pass(rows);
         __syncthreads();
         if (begin == 0) cluster_wait();
         block.share_squares(rows, side);

@@ -6,7 +6,7 @@ use structure_core::Refusal;
 
 use crate::checkpoint::Checkpoint;
 use crate::experts::Bank;
-use crate::layer::Layer;
+use crate::layer::{Layer, LayerState};
 use crate::loader::{Loader, Source};
 use crate::mtp::Mtp;
 use crate::norm::RmsNorm;
@@ -145,7 +145,12 @@ impl Model {
     /// [`Refusal::WindowExceeded`] for more tokens than the model has positions.
     pub fn new_state(&self, window: usize) -> Result<State, Refusal> {
         self.check_window(window)?;
-        Ok(State::new(self.layers.iter().map(Layer::new_state).collect(), 0, window))
+        Ok(State::new(self.new_layer_states(), 0, window))
+    }
+
+    /// What the layers remember before the first token.
+    pub(crate) fn new_layer_states(&self) -> Vec<LayerState> {
+        self.layers.iter().map(Layer::new_state).collect()
     }
 
     /// Appends tokens to a state; the result is their hidden states after the final norm.

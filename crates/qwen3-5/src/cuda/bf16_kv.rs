@@ -129,6 +129,10 @@ impl KvStore for Bf16Kv {
         (self.keys.bytes() + self.values.bytes() + self.scratch.bytes()) as u64
     }
 
+    fn element_bytes(&self) -> usize {
+        size_of::<bf16>()
+    }
+
     fn append(&mut self, layer: usize, rows: &KvRows<'_>) -> Result<(), Refusal> {
         let stream = rows.stream;
         let elements = rows.rows * self.shape.kv_heads * self.shape.head_dim;

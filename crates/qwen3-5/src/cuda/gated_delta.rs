@@ -242,6 +242,11 @@ impl DeltaState {
         self.delta.fill_bytes(stream, 0)
     }
 
+    /// Bytes of one slot.
+    pub fn bytes(&self) -> usize {
+        self.shape.state_bytes(1)
+    }
+
     /// How many states it has room for.
     pub fn slots(&self) -> usize {
         self.slots

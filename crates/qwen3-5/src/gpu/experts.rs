@@ -95,6 +95,12 @@ impl CudaExperts {
         })
     }
 
+    /// Bytes of weights that one token reads: its experts', and those that choose them.
+    pub fn token_bytes(&self) -> usize {
+        let ExpertsShape { experts, top_k, hidden, intermediate } = self.shape;
+        (top_k * 3 * intermediate + experts + 1) * hidden * size_of::<bf16>()
+    }
+
     /// From the normed rows to `update`. The residual stream is normed again, into FP32 rows, for the router.
     pub fn forward(
         &mut self,

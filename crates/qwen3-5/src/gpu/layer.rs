@@ -125,6 +125,14 @@ impl CudaLayer {
         })
     }
 
+    /// Bytes of the experts' weights that one token reads.
+    pub fn expert_bytes(&self) -> usize {
+        match &self.ffn {
+            CudaFeedForward::Dense(_) => 0,
+            CudaFeedForward::Sparse(experts) => experts.token_bytes(),
+        }
+    }
+
     /// Queues the layer. Its last update is left for the next norm to add.
     pub fn forward(
         &mut self,

@@ -82,6 +82,20 @@ impl CudaModel {
         &self.workspace
     }
 
+    /// The fewest bytes that a step of one token after `context` others must touch: all weights as they are bound (of experts those
+    /// that serve a token), the keys and values of the context, and the recurrent states, read and written.
+    ///
+    /// # Errors
+    /// [`Refusal::ValueOutside`] before the first sequence.
+    pub fn step_bytes(&self, context: usize) -> Result<u64, Refusal> {
+        let sequence = self.sequence.as_ref().ok_or_else(no_sequence)?;
+        let kv = sequence.kv.shape();
+        let positions = context * kv.layers * 2 * kv.kv_heads * kv.head_dim * sequence.kv.element_bytes();
+        let states: usize = sequence.states.iter().flatten().map(|state| 2 * state.bytes()).sum();
+        let experts: usize = self.layers.iter().map(CudaLayer::expert_bytes).sum();
+        Ok(self.seats.bytes() + (positions + states + experts) as u64)
+    }
+
     /// Queues a pass over the first `rows` tokens of the sequence, and the logits of its last `logits` rows.
     fn pass(&mut self, rows: usize, logits: usize) -> Result<(), Refusal> {
         let sequence = self.sequence.as_mut().ok_or_else(no_sequence)?;

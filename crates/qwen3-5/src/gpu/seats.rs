@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use device::{Stream, View, ViewMut};
-use linear_proj::{DenseWeights, Rows, RowsMut, Seat};
+use half::bf16;
+use linear_proj::{DenseWeights, Rows, RowsMut, Seat, SeatState};
 use structure_core::Refusal;
 
 use crate::cuda::Bf16Linear;
@@ -57,6 +58,15 @@ impl CudaSeats {
         let (n, k) = (seat.n(), seat.k());
         let x = Rows::device(x.first(rows * k)?, &self.stream, rows, k)?;
         seat.project(x, RowsMut::device(y.first(rows * n)?, rows, n)?)
+    }
+
+    /// Bytes of all weights, as they are bound.
+    pub fn bytes(&self) -> u64 {
+        let bytes = |seat: &Seat| match seat.state() {
+            SeatState::Host => (seat.n() * seat.k() * size_of::<bf16>()) as u64,
+            SeatState::Bound(receipt, _) => receipt.weight_bytes,
+        };
+        self.seats.iter().map(bytes).sum()
     }
 
     pub fn all(&self) -> Vec<&Seat> {

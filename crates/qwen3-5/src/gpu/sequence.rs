@@ -83,7 +83,7 @@ impl CudaSequence {
     pub fn new(stream: &Stream, config: &Config, sequence: &Sequence<'_>) -> Result<Self, Refusal> {
         let (window, rows) = (sequence.window.max(1), sequence.rows.max(1));
         let chunk = window.min(PROMPT_ROWS).max(rows);
-        let kv = kv_shape(config, window);
+        let kv = config.kv_shape(window);
         let plan = Plan { config, rows, chunk, kv };
         let kv_bytes = match &sequence.kv {
             KvChoice::Host => Bf16Kv::bytes_of(&kv),
@@ -130,16 +130,5 @@ impl CudaSequence {
             kv: store,
             states: states.collect::<Result<_, _>>()?,
         })
-    }
-}
-
-/// The keys and values of a model.
-fn kv_shape(config: &Config, window: usize) -> KvShape {
-    KvShape {
-        layers: config.layer_types.iter().filter(|kind| **kind == LayerType::FullAttention).count(),
-        heads: config.num_attention_heads,
-        kv_heads: config.num_key_value_heads,
-        head_dim: config.head_dim,
-        window,
     }
 }
