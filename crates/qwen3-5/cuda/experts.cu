@@ -1,7 +1,7 @@
 // Sparse experts in their plain form: the router's choice, and matrix-vector products over the chosen experts' weights.
 //
-// Every row goes by itself, so no row meets another. Rows that chose the same expert find its weights in L2: blocks that work on the
-// same features of all rows run side by side.
+// Every row goes by itself, so no row meets another. Rows that chose the same expert find its weights in L2: blocks that work on
+// the same features of all rows run side by side.
 #include "experts.h"
 
 #include <cmath>
@@ -150,7 +150,8 @@ __global__ void __launch_bounds__(WARPS *WARP, 4) gate_up(qwen3_5_experts_gate_u
             __float2bfloat16_rn(gate * bf16x8::sigmoid(gate) * up);
 }
 
-// A row's slots by rising expert: lane r has the r-th of them. Slots without an expert come last, as expert `experts` with weight 0.
+// A row's slots by rising expert: lane r has the r-th of them. Slots without an expert come last, as expert `experts` with
+// weight 0.
 struct Slot {
     int slot;
     int expert;
@@ -181,8 +182,8 @@ __device__ Slot sort_slots(const qwen3_5_experts_down_call &call, int64_t row, i
 constexpr int DOWN_LOADS = 16;  // of weights that a lane has under way
 constexpr int DOWN_ACTS = 4;    // of activations
 
-// A warp has one feature of one row: a row of weights of each of its experts, in pieces of Chunks x 32 vectors. The first of these are
-// under way before the kernel before is over.
+// A warp has one feature of one row: a row of weights of each of its experts, in pieces of Chunks x 32 vectors. The first of these
+// are under way before the kernel before is over.
 template <int Chunks>
 __global__ void __launch_bounds__(WARPS *WARP, 2) down(qwen3_5_experts_down_call call) {
     constexpr int SLOTS = DOWN_LOADS / Chunks, SLOTS_OF_X = DOWN_ACTS / Chunks, PIECE = Chunks * WARP;
@@ -261,8 +262,8 @@ cudaError_t launch(void (*kernel)(Call), const Call &call, int64_t blocks, int w
     if (blocks == 0) return cudaSuccess;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
     const bool overlap = call.overlap != 0;
-    return launch_kernel({.blocks = blocks, .threads = warps * WARP, .shared = shared, .overlap = overlap, .stream = stream}, kernel,
-                         call);
+    const Launch launch = {.blocks = blocks, .threads = warps * WARP, .shared = shared, .overlap = overlap, .stream = stream};
+    return launch_kernel(launch, kernel, call);
 }
 
 using Route = void (*)(qwen3_5_route_call);
