@@ -1,7 +1,7 @@
 // Sparse experts in their plain form: the router's choice, and matrix-vector products over the chosen experts' weights.
 //
-// Every row goes by itself, so no row meets another. Rows that chose the same expert find its weights in L2: blocks that work on the
-// same features of all rows run side by side.
+// Every row goes by itself, so no row meets another. Rows that chose the same expert find its weights in L2: blocks that work on
+// the same features of all rows run side by side.
 #include "experts.h"
 
 #include <cmath>
@@ -94,41 +94,53 @@ __device__ float dot(const uint4 &weights, const Floats &x, float sum) {
     return sum;
 }
 
-constexpr int GATE_UP_LOADS = 4;  // a lane has under way of each of the two rows of weights
+__device__ void copy_async(uint4 *to_shared, const uint4 *from) {
+    const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(to_shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
 
-// A warp has one feature of one slot of one row: two rows of the bank.
+__device__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+constexpr int GATE_UP_LOADS = 4;  // a lane has under way of each of the two rows of weights
+constexpr int MAX_HIDDEN = 24576;
+
+// A block has one slot of one row, a warp one feature of it: two rows of the bank.
 __global__ void __launch_bounds__(WARPS *WARP, 4) gate_up(qwen3_5_experts_gate_up_call call) {
+    extern __shared__ uint4 x[];  // the row
     // In this order: see qwen3_5_experts_down_call.
     wait_for_previous();
     let_next_start();
-    const uint32_t slots = static_cast<uint32_t>(call.rows * call.top_k);
-    const uint32_t slot = blockIdx.x % slots;
-    const int64_t row = slot / static_cast<uint32_t>(call.top_k);
+    const uint32_t slots = static_cast<uint32_t>(call.rows * call.top_k), slot = blockIdx.x % slots;
     const int64_t feature = static_cast<int64_t>(blockIdx.x / slots) * WARPS + threadIdx.x / WARP;
     const int lane = static_cast<int>(threadIdx.x) % WARP, vectors = call.hidden / WIDTH;
+    const uint4 *const row = static_cast<const uint4 *>(call.x) + static_cast<int64_t>(slot / call.top_k) * vectors;
+    for (int i = static_cast<int>(threadIdx.x); i < vectors; i += WARPS * WARP) copy_async(x + i, row + i);
+
     const int64_t expert = call.ids[slot];
+    const int there = expert >= 0 && expert < call.experts ? vectors : 0;
+    const uint4 *const gates = static_cast<const uint4 *>(call.bank) + (expert * 2 * call.intermediate + feature) * vectors;
+    const uint4 *const ups = gates + static_cast<int64_t>(call.intermediate) * vectors;
+    uint4 gate_bits[GATE_UP_LOADS], up_bits[GATE_UP_LOADS];
+#pragma unroll
+    for (int i = 0; i < GATE_UP_LOADS; i++) {
+        if (lane + i * WARP >= there) continue;
+        gate_bits[i] = load_streaming(gates + lane + i * WARP);
+        up_bits[i] = load_streaming(ups + lane + i * WARP);
+    }
+    wait_for_copies();
+    __syncthreads();
     float gate = 0.0f, up = 0.0f;
-    if (expert >= 0 && expert < call.experts) {
-        const uint4 *x = static_cast<const uint4 *>(call.x) + row * vectors;
-        const uint4 *gates = static_cast<const uint4 *>(call.bank) + (expert * 2 * call.intermediate + feature) * vectors;
-        const uint4 *ups = gates + static_cast<int64_t>(call.intermediate) * vectors;
-        for (int first = lane; first < vectors; first += GATE_UP_LOADS * WARP) {
-            uint4 gate_bits[GATE_UP_LOADS], up_bits[GATE_UP_LOADS];
+    for (int first = lane; first < there; first += GATE_UP_LOADS * WARP) {
 #pragma unroll
-            for (int i = 0; i < GATE_UP_LOADS; i++) {
-                const int at = first + i * WARP;
-                if (at >= vectors) continue;
-                gate_bits[i] = load_streaming(gates + at);
-                up_bits[i] = load_streaming(ups + at);
-            }
-#pragma unroll
-            for (int i = 0; i < GATE_UP_LOADS; i++) {
-                const int at = first + i * WARP;
-                if (at >= vectors) continue;
-                const Floats eight = bf16x8::unpack(load_cached(x + at));
-                gate = dot(gate_bits[i], eight, gate);
-                up = dot(up_bits[i], eight, up);
-            }
+        for (int i = 0; i < GATE_UP_LOADS; i++) {
+            const int at = first + i * WARP, next = at + GATE_UP_LOADS * WARP;
+            if (at >= there) continue;
+            const Floats eight = bf16x8::unpack(x[at]);
+            gate = dot(gate_bits[i], eight, gate);
+            up = dot(up_bits[i], eight, up);
+            if (next >= there) continue;
+            gate_bits[i] = load_streaming(gates + next);
+            up_bits[i] = load_streaming(ups + next);
         }
     }
     gate = bf16x8::warp_sum(gate);
@@ -138,7 +150,8 @@ __global__ void __launch_bounds__(WARPS *WARP, 4) gate_up(qwen3_5_experts_gate_u
             __float2bfloat16_rn(gate * bf16x8::sigmoid(gate) * up);
 }
 
-// A row's slots by rising expert: lane r has the r-th of them. Slots without an expert come last, as expert `experts`.
+// A row's slots by rising expert: lane r has the r-th of them. Slots without an expert come last, as expert `experts` with
+// weight 0.
 struct Slot {
     int slot;
     int expert;
@@ -151,7 +164,10 @@ __device__ Slot sort_slots(const qwen3_5_experts_down_call &call, int64_t row, i
     if (lane < call.top_k) {
         expert = __ldcg(call.ids + row * call.top_k + lane);
         weight = __ldcg(call.weights + row * call.top_k + lane);
-        if (expert < 0 || expert > call.experts) expert = call.experts;
+    }
+    if (expert < 0 || expert >= call.experts) {
+        expert = call.experts;
+        weight = 0.0f;
     }
     int rank = 0, slot = 0;
     for (int other = 0; other < call.top_k; other++) {
@@ -163,13 +179,14 @@ __device__ Slot sort_slots(const qwen3_5_experts_down_call &call, int64_t row, i
     return {slot, __shfl_sync(ALL, expert, slot), __shfl_sync(ALL, weight, slot)};
 }
 
-constexpr int DOWN_LOADS = 16;  // a lane has under way
+constexpr int DOWN_LOADS = 16;  // of weights that a lane has under way
+constexpr int DOWN_ACTS = 4;    // of activations
 
-// A warp has one feature of one row: a row of weights of each of its experts, in pieces of Chunks x 32 vectors. The first of these are
-// under way before the kernel before is over.
+// A warp has one feature of one row: a row of weights of each of its experts, in pieces of Chunks x 32 vectors. The first of these
+// are under way before the kernel before is over.
 template <int Chunks>
 __global__ void __launch_bounds__(WARPS *WARP, 2) down(qwen3_5_experts_down_call call) {
-    constexpr int SLOTS = DOWN_LOADS / Chunks, PIECE = Chunks * WARP;
+    constexpr int SLOTS = DOWN_LOADS / Chunks, SLOTS_OF_X = DOWN_ACTS / Chunks, PIECE = Chunks * WARP;
     let_next_start();
     const uint32_t rows = static_cast<uint32_t>(call.rows);
     const int64_t row = blockIdx.x % rows;
@@ -180,6 +197,8 @@ __global__ void __launch_bounds__(WARPS *WARP, 2) down(qwen3_5_experts_down_call
     const uint4 *const act = static_cast<const uint4 *>(call.act) + row * call.top_k * vectors;
     const Slot sorted = sort_slots(call, row, lane);
 
+    // A vector that is not there is zeros, of the weights and of the activations.
+    const auto is_there = [&](int expert, int column) { return expert < call.experts && column < vectors; };
     uint4 weights[SLOTS][Chunks];
     const auto load = [&](int piece, int first) {
 #pragma unroll
@@ -187,9 +206,10 @@ __global__ void __launch_bounds__(WARPS *WARP, 2) down(qwen3_5_experts_down_call
             const int expert = __shfl_sync(ALL, sorted.expert, first + i);
             const uint4 *from = bank + expert * expert_vectors + piece + lane;
 #pragma unroll
-            for (int c = 0; c < Chunks; c++)
-                if (first + i < call.top_k && expert < call.experts && piece + lane + c * WARP < vectors)
-                    weights[i][c] = load_streaming(from + c * WARP);
+            for (int c = 0; c < Chunks; c++) {
+                weights[i][c] = {};
+                if (is_there(expert, piece + lane + c * WARP)) weights[i][c] = load_streaming(from + c * WARP);
+            }
         }
     };
     load(0, 0);
@@ -203,18 +223,26 @@ __global__ void __launch_bounds__(WARPS *WARP, 2) down(qwen3_5_experts_down_call
         for (int first = 0; first < call.top_k; first += SLOTS) {
             if (piece > 0 || first > 0) load(piece, first);
 #pragma unroll
-            for (int i = 0; i < SLOTS; i++) {
-                const int expert = __shfl_sync(ALL, sorted.expert, first + i);
-                const int slot = __shfl_sync(ALL, sorted.slot, first + i);
-                const float weight = __shfl_sync(ALL, sorted.weight, first + i);
-                float product = 0.0f;
+            for (int of_x = 0; of_x < SLOTS; of_x += SLOTS_OF_X) {
+                uint4 x[SLOTS_OF_X][Chunks];
 #pragma unroll
-                for (int c = 0; c < Chunks; c++) {
-                    const int column = piece + lane + c * WARP;
-                    if (first + i < call.top_k && expert < call.experts && column < vectors)
-                        product = dot(weights[i][c], bf16x8::unpack(load_cached(act + slot * vectors + column)), product);
+                for (int i = 0; i < SLOTS_OF_X; i++) {
+                    const int expert = __shfl_sync(ALL, sorted.expert, first + of_x + i);
+                    const int slot = __shfl_sync(ALL, sorted.slot, first + of_x + i);
+#pragma unroll
+                    for (int c = 0; c < Chunks; c++) {
+                        const int column = piece + lane + c * WARP;
+                        x[i][c] = {};
+                        if (is_there(expert, column)) x[i][c] = load_cached(act + slot * vectors + column);
+                    }
                 }
-                if (first + i < call.top_k && expert < call.experts) sum += weight * product;
+#pragma unroll
+                for (int i = 0; i < SLOTS_OF_X; i++) {
+                    float product = 0.0f;
+#pragma unroll
+                    for (int c = 0; c < Chunks; c++) product = dot(weights[of_x + i][c], bf16x8::unpack(x[i][c]), product);
+                    sum += __shfl_sync(ALL, sorted.weight, first + of_x + i) * product;
+                }
             }
         }
     }
@@ -230,17 +258,19 @@ bool fits(int64_t rows, int32_t experts, int32_t top_k) {
 bool is_width(int32_t width) { return width > 0 && width % WIDTH == 0; }
 
 template <typename Call>
-cudaError_t launch(void (*kernel)(Call), const Call &call, int64_t blocks, int warps, cudaStream_t stream) {
+cudaError_t launch(void (*kernel)(Call), const Call &call, int64_t blocks, int warps, size_t shared, cudaStream_t stream) {
     if (blocks == 0) return cudaSuccess;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    return launch_kernel({.blocks = blocks, .threads = warps * WARP, .overlap = call.overlap != 0, .stream = stream}, kernel, call);
+    const bool overlap = call.overlap != 0;
+    const Launch launch = {.blocks = blocks, .threads = warps * WARP, .shared = shared, .overlap = overlap, .stream = stream};
+    return launch_kernel(launch, kernel, call);
 }
 
 using Route = void (*)(qwen3_5_route_call);
 using Down = void (*)(qwen3_5_experts_down_call);
 
 const Route ROUTES[] = {route<8>, route<MAX_EXPERTS / WARP>};
-const Down DOWNS[] = {down<1>, down<2>, down<4>};
+const Down DOWNS[] = {down<1>, down<2>};
 
 }  // namespace
 
@@ -248,7 +278,7 @@ extern "C" int qwen3_5_experts_prepare(void) {
     const void *kernels[] = {
         reinterpret_cast<const void *>(ROUTES[0]), reinterpret_cast<const void *>(ROUTES[1]),
         reinterpret_cast<const void *>(gate_up),   reinterpret_cast<const void *>(DOWNS[0]),
-        reinterpret_cast<const void *>(DOWNS[1]),  reinterpret_cast<const void *>(DOWNS[2]),
+        reinterpret_cast<const void *>(DOWNS[1]),
     };
     for (const void *kernel : kernels) {
         cudaFuncAttributes attributes;
@@ -261,20 +291,20 @@ extern "C" int qwen3_5_route(const qwen3_5_route_call *call, cudaStream_t stream
     if (!fits(call->rows, call->experts, call->top_k)) return cudaErrorInvalidValue;
     if (call->experts > MAX_EXPERTS || call->top_k > call->experts) return cudaErrorInvalidValue;
     const Route kernel = ROUTES[call->experts > 8 * WARP];
-    return launch(kernel, *call, (call->rows + ROUTED_ROWS - 1) / ROUTED_ROWS, ROUTED_ROWS, stream);
+    return launch(kernel, *call, (call->rows + ROUTED_ROWS - 1) / ROUTED_ROWS, ROUTED_ROWS, 0, stream);
 }
 
 extern "C" int qwen3_5_experts_gate_up(const qwen3_5_experts_gate_up_call *call, cudaStream_t stream) {
     if (!fits(call->rows, call->experts, call->top_k)) return cudaErrorInvalidValue;
-    if (!is_width(call->hidden) || !is_width(call->intermediate)) return cudaErrorInvalidValue;
-    return launch(gate_up, *call, call->rows * call->top_k * (call->intermediate / WARPS), WARPS, stream);
+    if (!is_width(call->hidden) || call->hidden > MAX_HIDDEN || !is_width(call->intermediate)) return cudaErrorInvalidValue;
+    const size_t row = call->hidden * sizeof(__nv_bfloat16);
+    return launch(gate_up, *call, call->rows * call->top_k * (call->intermediate / WARPS), WARPS, row, stream);
 }
 
 // The order of a sum depends on the width alone.
 extern "C" int qwen3_5_experts_down(const qwen3_5_experts_down_call *call, cudaStream_t stream) {
     if (!fits(call->rows, call->experts, call->top_k)) return cudaErrorInvalidValue;
     if (!is_width(call->hidden) || !is_width(call->intermediate)) return cudaErrorInvalidValue;
-    const int vectors = call->intermediate / WIDTH;
-    const Down kernel = DOWNS[vectors <= WARP ? 0 : vectors <= 2 * WARP ? 1 : 2];
-    return launch(kernel, *call, call->rows * (call->hidden / WARPS), WARPS, stream);
+    const Down kernel = DOWNS[call->intermediate > WIDTH * WARP];
+    return launch(kernel, *call, call->rows * (call->hidden / WARPS), WARPS, 0, stream);
 }
