@@ -57,24 +57,19 @@ fn cpu_arm(criterion: &mut Criterion, variant: &str) -> Result<()> {
 #[cfg(kernels_built)]
 mod on_gpu {
     use std::env;
-    use std::path::PathBuf;
 
-    use anyhow::{Context, Result};
-    use benches::peers::Peers;
-    use benches::results::{Results, Row};
-    use benches::{gpu, plot, protocol, table};
+    use anyhow::Result;
+    use benches::results::Row;
+    use benches::{gpu, protocol, report};
     use device::{Buffer, CudaDevice, Device, Stream, Workspace};
     use half::bf16;
     use linear_proj::{Bind, BoundProj, DenseWeights, Options, Rows, RowsMut};
     use structure_core::Registration;
-    use time::OffsetDateTime;
 
     pub fn run(gpu: &CudaDevice) -> Result<()> {
         let filter = env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
         // Read first, so that a wrong file costs no measuring.
-        let files = env::var_os("STRUCTURES_PEERS");
-        let peers = files.iter().flat_map(env::split_paths).map(|path| Peers::read(&path, gpu.name()));
-        let peers = peers.collect::<Result<Vec<Peers>>>()?;
+        let peers = report::peers(gpu)?;
         let stream = gpu.new_stream()?;
         let read_gbs = gpu::read_bandwidth(&stream)?;
         eprintln!("{}: streaming read {read_gbs:.0} GB/s", gpu.name());
@@ -88,33 +83,7 @@ mod on_gpu {
                 }
             }
         }
-        let mut results = Results {
-            gpu: gpu.name().to_string(),
-            driver: driver_version(),
-            cuda: gpu.driver_cuda_version()?,
-            date: OffsetDateTime::now_utc().date().to_string(),
-            read_gbs,
-            sources: env!("STRUCTURES_SOURCES_DIGEST").to_string(),
-            rows,
-            unmeasured: Vec::new(),
-        };
-        peers.into_iter().for_each(|peers| peers.add_to(&mut results));
-        println!("{}", table::tables(&results));
-        let folder =
-            env::var_os("STRUCTURES_RESULTS").map_or_else(|| PathBuf::from("results"), PathBuf::from);
-        println!("written to {}", results.write(&folder).context("results")?.display());
-        for id in results.ids() {
-            println!("drawn to {}", plot::draw(&results, id, &folder)?.display());
-        }
-        Ok(())
-    }
-
-    /// The number in `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build ...`.
-    fn driver_version() -> String {
-        let version = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
-        let is_version =
-            |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
-        version.split_whitespace().find(is_version).unwrap_or("unknown").to_string()
+        report::write(gpu, read_gbs, rows, peers)
     }
 
     fn measure(

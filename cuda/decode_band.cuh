@@ -53,6 +53,10 @@ constexpr int VECTORS = Format::TILE_K / 32;
 template <typename Format>
 constexpr bool COMPILED = true;
 
+// Whether a result becomes BF16 first, whatever type the rows have; where it does not, F32 rows get the FP32 sum as it is.
+template <typename Format>
+constexpr bool ROUNDED = true;
+
 struct Shape {
     int64_t N, K;
     int M;
@@ -207,7 +211,9 @@ __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
 #pragma unroll 1
         for (int slice = 1; slice < slices; slice++)
             total = __fadd_rn(total, whole[slice * shape.M * finishes + index]);
-        y[m * shape.N + n] = from_bf16<Out>(__float2bfloat16_rn(format.finish(total, rows, m, n)));
+        const float result = format.finish(total, rows, m, n);
+        if constexpr (ROUNDED<Format>) y[m * shape.N + n] = from_bf16<Out>(__float2bfloat16_rn(result));
+        else y[m * shape.N + n] = from_float<Out>(result);
     }
 }
 

@@ -212,9 +212,10 @@ __device__ __forceinline__ void store_quad_to_rank(float4 *local, int rank, floa
         : "memory");
 }
 
-// Adds the sums of all slices, each unit's in the slice that will write it: to its own the others', in their order.
-template <int Units>
-__device__ __forceinline__ void add_slices(float (&sum)[Units * UNIT / 2], Shared &shared, const Part &part, int rank,
+// Adds the sums of all slices, each unit's in the slice that will write it: to its own the others', in their order. They meet in
+// `partial` of the block's shared memory.
+template <int Units, typename Memory>
+__device__ __forceinline__ void add_slices(float (&sum)[Units * UNIT / 2], Memory &shared, const Part &part, int rank,
                                            int warpgroup, int thread) {
     constexpr int QUADS = UNIT / 2 / 4;
     const auto place = [&](int unit, int slice) -> Sums & {

@@ -27,6 +27,16 @@ __device__ __forceinline__ __half from_bf16<__half>(__nv_bfloat16 value) {
 template <>
 __device__ __forceinline__ __nv_bfloat16 from_bf16<__nv_bfloat16>(__nv_bfloat16 value) { return value; }
 
+// An FP32 result in the type the rows came in, rounded once where that is narrower.
+template <typename T>
+__device__ __forceinline__ T from_float(float value);
+template <>
+__device__ __forceinline__ float from_float<float>(float value) { return value; }
+template <>
+__device__ __forceinline__ __half from_float<__half>(float value) { return __float2half_rn(value); }
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) { return __float2bfloat16_rn(value); }
+
 // Eight consecutive activations as BF16.
 struct alignas(16) Bf16x8 {
     __nv_bfloat16 value[8];

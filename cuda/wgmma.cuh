@@ -1,4 +1,4 @@
-// Warpgroup matrix steps with the weights in registers (PTX ISA, wgmma; sm_90a alone).
+// Warpgroup matrix steps, A from registers or from shared memory (PTX ISA, wgmma; sm_90a alone).
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,17 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void *tile) {
     return SWIZZLE_128B | ATOM_STRIDE | (shared_address(tile) & 0x3ffff) >> 4;
 }
 
+// As `wgmma_descriptor`, of rows of 32 BF16, 64 bytes each; atoms start on a multiple of 512 bytes, and 16-byte chunk c of row r is
+// in place c ^ (r / 2 % 4).
+__device__ __forceinline__ uint64_t wgmma_descriptor_of_32(const void *tile) {
+    constexpr uint64_t SWIZZLE_64B = 2ull << 62, ATOM_STRIDE = 512ull / 16 << 32;
+    return SWIZZLE_64B | ATOM_STRIDE | (shared_address(tile) & 0x3ffff) >> 4;
+}
+
 #define WGMMA_ACCUMULATE(SHAPE, REGISTERS, A, B)                                                        \
     "wgmma.mma_async.sync.aligned." SHAPE ".f32.bf16.bf16 {" REGISTERS "}, {" A "}, " B ", 1, 1, 1, 0;"
+#define WGMMA_ACCUMULATE_SHARED(SHAPE, REGISTERS, A, B) \
+    "wgmma.mma_async.sync.aligned." SHAPE ".f32.bf16.bf16 {" REGISTERS "}, " A ", " B ", 1, 1, 1, 0, 0;"
 #define WGMMA_D0_TO_31 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -72,7 +81,26 @@ __device__ __forceinline__ void wgmma(float (&d)[Registers], const uint32_t (&a)
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
+// As above with A [64, 16] in shared memory, described as B is.
+template <int Registers>
+__device__ __forceinline__ void wgmma(float (&d)[Registers], uint64_t a, uint64_t b) {
+    static_assert(Registers == 32 || Registers == 64 || Registers == 128, "B has 64, 128 or 256 columns");
+    if constexpr (Registers == 32)
+        asm volatile(WGMMA_ACCUMULATE_SHARED("m64n64k16", WGMMA_D0_TO_31, "%32", "%33") : WGMMA_32(d, 0) : "l"(a), "l"(b));
+    else if constexpr (Registers == 64)
+        asm volatile(WGMMA_ACCUMULATE_SHARED("m64n128k16", WGMMA_D0_TO_31 ", " WGMMA_D32_TO_63, "%64", "%65")
+                     : WGMMA_32(d, 0), WGMMA_32(d, 32)
+                     : "l"(a), "l"(b));
+    else
+        asm volatile(WGMMA_ACCUMULATE_SHARED(
+                         "m64n256k16", WGMMA_D0_TO_31 ", " WGMMA_D32_TO_63 ", " WGMMA_D64_TO_95 ", " WGMMA_D96_TO_127, "%128",
+                         "%129")
+                     : WGMMA_32(d, 0), WGMMA_32(d, 32), WGMMA_32(d, 64), WGMMA_32(d, 96)
+                     : "l"(a), "l"(b));
+}
+
 #undef WGMMA_ACCUMULATE
+#undef WGMMA_ACCUMULATE_SHARED
 #undef WGMMA_D0_TO_31
 #undef WGMMA_D32_TO_63
 #undef WGMMA_D64_TO_95

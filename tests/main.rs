@@ -7,14 +7,24 @@
 mod adoption;
 mod arm;
 mod balance;
+mod bf16_linear;
+mod cuda_model;
+mod decode_loop;
 mod faults;
+#[cfg(kernels_built)]
+mod gated_delta;
 mod gates;
 mod graph;
+#[cfg(kernels_built)]
+mod host_experts;
+#[cfg(kernels_built)]
+mod host_rows;
 mod perplexity;
 mod prefill;
 mod random;
 mod registry;
 mod seats;
+mod table;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -22,14 +32,25 @@ fn main() {
     let arguments = Arguments::from_args();
     let trials: Vec<Trial> = [
         registry::trials(),
+        #[cfg(kernels_built)]
+        bf16_linear::trials(),
         gates::trials(),
         adoption::trials(),
         balance::trials(),
         seats::trials(),
         graph::trials(),
         faults::trials(),
+        #[cfg(kernels_built)]
+        gated_delta::trials(),
         prefill::trials(),
         perplexity::trials(),
+        decode_loop::trials(),
+        #[cfg(kernels_built)]
+        cuda_model::trials(),
+        #[cfg(kernels_built)]
+        host_rows::trials(),
+        #[cfg(kernels_built)]
+        host_experts::trials(),
     ]
     .into_iter()
     .flatten()

@@ -26,6 +26,7 @@ pub mod plot;
 pub mod protocol;
 pub mod random;
 pub mod readme;
+pub mod report;
 pub mod results;
 pub mod table;
 

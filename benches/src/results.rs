@@ -58,6 +58,24 @@ pub struct Row {
     /// Rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub m: Option<usize>,
+    /// Rows of a call of another kind than a projection: queries, tokens of a step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rows: Option<usize>,
+    /// Positions that the rows see before them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ctx: Option<usize>,
+    /// The shape of what was called: heads, KV heads and head dim; heads and dims of a state; a host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shape: Option<String>,
+    /// What a host's seats and keys were bound to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub binding: Option<String>,
+    /// Tokens a second, of a call that makes some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tok_s: Option<f64>,
+    /// Kernels of the call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub launches: Option<usize>,
     /// Median microseconds of a call.
     pub us: f64,
     /// Microseconds that the bytes of a call take at the read bandwidth.
@@ -103,6 +121,12 @@ impl Row {
             n: None,
             k: None,
             m: None,
+            rows: None,
+            ctx: None,
+            shape: None,
+            binding: None,
+            tok_s: None,
+            launches: None,
             us,
             floor_us,
             ratio: floor_us / us,
@@ -113,6 +137,11 @@ impl Row {
     /// The same with the dimensions of a projection.
     pub fn of_projection(self, n: usize, k: usize, m: usize) -> Self {
         Row { n: Some(n), k: Some(k), m: Some(m), ..self }
+    }
+
+    /// The same with the dimensions of a call of a decode loop.
+    pub fn of_loop(self, shape: &str, rows: usize, ctx: Option<usize>) -> Self {
+        Row { shape: Some(shape.to_string()), rows: Some(rows), ctx, ..self }
     }
 
     /// The implementation, when it is one of ours.
@@ -145,7 +174,10 @@ impl Row {
 
     /// The same call with the same dimensions, whoever is called.
     fn is_same_call(&self, other: &Row) -> bool {
-        self.what == other.what && (self.n, self.k, self.m) == (other.n, other.k, other.m)
+        let dims = |row: &Row| (row.n, row.k, row.m, row.rows, row.ctx);
+        self.what == other.what
+            && dims(self) == dims(other)
+            && (&self.shape, &self.binding) == (&other.shape, &other.binding)
     }
 }
 
@@ -168,6 +200,26 @@ impl Results {
         let name = self.gpu.to_lowercase();
         let name = name.strip_prefix("nvidia ").unwrap_or(&name).replace([' ', '/'], "-");
         folder.join(format!("{name}.json"))
+    }
+
+    /// What is in its file already and was measured on the same day with the same sources, but for rows of the implementations that
+    /// are in it now: one run may be of several benches.
+    ///
+    /// # Errors
+    /// With the path, for a file that does not hold results.
+    pub fn keep_others(&mut self, folder: &Path) -> Result<()> {
+        let path = self.path(folder);
+        let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
+        let old: Results = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+        if (&old.sources, &old.date) != (&self.sources, &self.date) {
+            return Ok(());
+        }
+        let ids: Vec<String> = self.ids().into_iter().map(str::to_string).collect();
+        let is_other = |row: &Row| row.id().is_none_or(|id| ids.iter().all(|other| other != id));
+        let others = old.rows.into_iter().filter(is_other);
+        self.rows = others.chain(std::mem::take(&mut self.rows)).collect();
+        self.unmeasured.extend(old.unmeasured);
+        Ok(())
     }
 
     /// Every `*.json` of a folder, in the order of their names.
@@ -203,6 +255,12 @@ impl Results {
     /// The same call of the same implementation, without overlap.
     pub fn without_overlap(&self, ours: &Row) -> Option<&Row> {
         self.rows.iter().find(|row| row.callee == ours.callee && row.is_same_call(ours) && !row.overlap)
+    }
+
+    /// The fastest peer at the same call, whatever it stores.
+    pub fn best_peer_of_any(&self, ours: &Row) -> Option<&Row> {
+        let peers = self.rows.iter().filter(|row| row.peer().is_some() && row.is_same_call(ours));
+        peers.min_by(|a, b| a.us.total_cmp(&b.us))
     }
 
     /// The fastest peer at the same call with such weights.

@@ -2,25 +2,7 @@ use std::ops::ControlFlow;
 
 use structure_core::Refusal;
 
-/// How the next token is chosen from FP32 logits.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Sampler {
-    /// The largest logit, the lowest id where several have it.
-    #[default]
-    Greedy,
-    /// A draw from the softmax of `logits / temperature`, restricted first to the `top_k` largest logits, then to the fewest of the
-    /// most probable tokens whose probabilities sum to `top_p`. The same seed draws the same tokens.
-    Random {
-        /// Above 0.
-        temperature: f32,
-        /// At least 1; none for all tokens.
-        top_k: Option<usize>,
-        /// Above 0, at most 1.
-        top_p: f32,
-        /// What the draws are derived from, with the position.
-        seed: u64,
-    },
-}
+use crate::{HostShape, Sampler};
 
 /// What to generate.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +15,41 @@ pub struct Request<'a> {
     pub stop: &'a [u32],
     /// How tokens are chosen.
     pub sampler: Sampler,
+}
+
+impl Request<'_> {
+    /// Positions that it takes: the last new token is never read.
+    pub fn positions(&self) -> usize {
+        self.prompt.len().saturating_add(self.max_new.saturating_sub(1))
+    }
+
+    /// What every loop checks before any work.
+    ///
+    /// # Errors
+    /// [`Refusal::EmptyPrompt`], [`Refusal::TokenOutside`], [`Refusal::WindowExceeded`] when a window is too small for the prompt and
+    /// the most new tokens, and as [`Sampler::check`].
+    pub fn check(&self, host: &HostShape, window: usize) -> Result<(), Refusal> {
+        if self.prompt.is_empty() {
+            return Err(Refusal::EmptyPrompt);
+        }
+        if let Some(&token) = self.prompt.iter().find(|&&token| token as usize >= host.vocab) {
+            return Err(Refusal::TokenOutside { token, vocab: host.vocab });
+        }
+        let needed = self.positions();
+        if needed > window {
+            return Err(Refusal::WindowExceeded { needed, window });
+        }
+        self.sampler.check()
+    }
+}
+
+/// What a callback is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// So many tokens of the prompt have been read.
+    Prompt(usize),
+    /// A new token.
+    Token(u32),
 }
 
 /// Why a text ended.
@@ -69,18 +86,17 @@ impl Generation {
 
 /// A loop over one host.
 pub trait DecodeLoop {
-    /// Continues a prompt from a fresh sequence, and shows each new token to `on_token` as it comes; the callback can end the text.
+    /// Continues a prompt from a fresh sequence, and shows the prompt's progress and each new token to `on_progress` as they come; the
+    /// callback can end the text.
     ///
     /// A call that ends early, by whatever way, leaves the loop ready for the next one.
     ///
     /// # Errors
-    /// [`Refusal::EmptyPrompt`], [`Refusal::TokenOutside`], [`Refusal::ValueOutside`] for a sampler outside its bounds, or
-    /// [`Refusal::WindowExceeded`] when the window is too small for the prompt and the most new tokens, all before any work;
-    /// [`Refusal::NonFinite`] for logits that are not numbers, and what the host refuses.
+    /// As [`Request::check`] before any work; [`Refusal::NonFinite`] for logits that are not numbers, and what the host refuses.
     fn generate(
         &mut self,
         request: &Request<'_>,
-        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+        on_progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Generation, Refusal>;
 
     /// Bytes of keys and values that the loop holds.

@@ -36,11 +36,20 @@ pub trait CpuHost: Send {
     /// [`Refusal::WindowExceeded`] for more positions than the model has, and what the store refuses.
     fn begin(&mut self, sequence: &Sequence<'_>) -> Result<(), Refusal>;
 
+    /// Bytes of the keys and values of the sequence.
+    fn kv_bytes(&self) -> u64;
+
+    /// Goes back to before the first token of the sequence.
+    ///
+    /// # Errors
+    /// [`Refusal::ValueOutside`] before the first [`begin`](Self::begin).
+    fn reset(&mut self) -> Result<(), Refusal>;
+
     /// Appends tokens; the result is the logits `[vocab]` after the last of them.
     ///
     /// # Errors
-    /// [`Refusal::EmptyPrompt`], [`Refusal::TokenOutside`] or [`Refusal::WindowExceeded`] before anything is done, and what the
-    /// seats refuse.
+    /// [`Refusal::EmptyPrompt`], [`Refusal::TokenOutside`] or [`Refusal::WindowExceeded`] before anything is done, what the seats
+    /// refuse, and [`Refusal::ValueOutside`] before the first [`begin`](Self::begin).
     fn forward(&mut self, tokens: &[u32]) -> Result<Vec<f32>, Refusal>;
 }
 

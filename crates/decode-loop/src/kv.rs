@@ -89,6 +89,9 @@ pub trait KvStore: Send {
     /// Bytes that it takes on the device, page tables and scratch among them.
     fn bytes(&self) -> u64;
 
+    /// Bytes of one element of a key or value.
+    fn element_bytes(&self) -> usize;
+
     /// Queues storing rows.
     ///
     /// # Errors
@@ -114,6 +117,9 @@ pub trait CpuKv: Send + Sync {
     /// Bytes that it takes.
     fn bytes(&self) -> u64;
 
+    /// Forgets all rows.
+    fn clear(&mut self);
+
     /// Stores rows after those that are there; `keys` and `values` are `[rows, kv_heads, head_dim]`.
     fn append(&mut self, keys: &[f32], values: &[f32]);
 
@@ -122,16 +128,22 @@ pub trait CpuKv: Send + Sync {
     fn attend(&self, kv_head: usize, seq_len: usize, query: &[f32], scores: &mut Vec<f32>, out: &mut [f32]);
 }
 
+/// Makes a store on the stream's device: all of it is allocated here, and refused with the bytes asked and free.
+pub type CudaKvFn = fn(&Stream, &KvShape, &KvOptions<'_>) -> Result<Box<dyn KvStore>, Refusal>;
+
+/// Makes the store of one layer in host memory.
+pub type CpuKvFn = fn(&KvShape, &KvOptions<'_>, usize) -> Result<Box<dyn CpuKv>, Refusal>;
+
 /// How an implementation makes stores.
 pub struct KvFactory {
     /// Refuses a shape or options that it cannot take; called before either of the others.
     pub check: fn(&KvShape, &KvOptions<'_>) -> Result<(), Refusal>,
     /// Bytes that a store takes on the device.
     pub bytes: fn(&KvShape, &KvOptions<'_>) -> u64,
-    /// A store on the stream's device: all of it is allocated here, and refused with the bytes asked and free.
-    pub cuda: fn(&Stream, &KvShape, &KvOptions<'_>) -> Result<Box<dyn KvStore>, Refusal>,
-    /// The store of one layer in host memory.
-    pub cpu: fn(&KvShape, &KvOptions<'_>, usize) -> Result<Box<dyn CpuKv>, Refusal>,
+    /// A store on a GPU.
+    pub cuda: CudaKvFn,
+    /// The store of a layer in host memory.
+    pub cpu: CpuKvFn,
 }
 
 /// Which store a sequence is built with.

@@ -132,6 +132,46 @@ impl<T: Element> Buffer<T> {
         stream.synchronize()
     }
 
+    /// Overwrites the elements from `first` on and waits, so that the slice may be reused at once.
+    ///
+    /// # Errors
+    /// [`Refusal::ShapeMismatch`] when the buffer ends before, [`Refusal::Cuda`] when the driver refuses.
+    pub fn copy_range_from_host(
+        &mut self,
+        stream: &Stream,
+        first: usize,
+        elements: &[T],
+    ) -> Result<(), Refusal> {
+        let to = self.address_of(first, elements.len())?;
+        if elements.is_empty() {
+            return Ok(());
+        }
+        self.device.make_current()?;
+        // SAFETY: the range checked above lies inside this buffer; the stream is waited for below.
+        unsafe { result::memcpy_htod_async(to, elements, stream.inner().cu_stream()) }
+            .named("cuMemcpyHtoDAsync")?;
+        stream.synchronize()
+    }
+
+    /// A second buffer with the same elements, copied on the device in the order of `stream` and waited for.
+    ///
+    /// # Errors
+    /// As [`Buffer::zeros`].
+    pub fn duplicate(&self, stream: &Stream) -> Result<Self, Refusal> {
+        let copy = Self::uninitialised(&self.device, &self.shape)?;
+        if self.is_empty() {
+            return Ok(copy);
+        }
+        self.device.make_current()?;
+        // SAFETY: both buffers hold these bytes, and the stream is waited for while both are borrowed.
+        unsafe {
+            result::memcpy_dtod_async(copy.pointer, self.pointer, self.bytes(), stream.inner().cu_stream())
+        }
+        .named("cuMemcpyDtoDAsync")?;
+        stream.synchronize()?;
+        Ok(copy)
+    }
+
     /// All elements, after all work so far on `stream`.
     ///
     /// # Errors
@@ -161,19 +201,11 @@ impl<T: Element> Buffer<T> {
         first: usize,
         elements: &mut [T],
     ) -> Result<(), Refusal> {
-        if first.checked_add(elements.len()).is_none_or(|end| end > self.len()) {
-            let what = format!("elements from {first} on of a {} buffer", T::DTYPE);
-            return Err(Refusal::ShapeMismatch {
-                what,
-                expected: self.shape.clone(),
-                got: vec![elements.len()],
-            });
-        }
+        let from = self.address_of(first, elements.len())?;
         if elements.is_empty() {
             return Ok(());
         }
         self.device.make_current()?;
-        let from = self.pointer + (first * T::DTYPE.size()) as u64;
         // SAFETY: the range checked above lies inside this buffer; the stream is waited for below.
         unsafe { result::memcpy_dtoh_async(elements, from, stream.inner().cu_stream()) }
             .named("cuMemcpyDtoHAsync")?;
@@ -200,6 +232,15 @@ impl<T: Element> Buffer<T> {
             ordinal: self.device.ordinal(),
             borrow: PhantomData,
         }
+    }
+
+    /// Where element `first` lies, if `len` elements from there on are this buffer's.
+    fn address_of(&self, first: usize, len: usize) -> Result<u64, Refusal> {
+        if first.checked_add(len).is_none_or(|end| end > self.len()) {
+            let what = format!("elements from {first} on of a {} buffer", T::DTYPE);
+            return Err(Refusal::ShapeMismatch { what, expected: self.shape.clone(), got: vec![len] });
+        }
+        Ok(self.pointer + (first * T::DTYPE.size()) as u64)
     }
 
     fn expect_len(&self, len: usize) -> Result<(), Refusal> {
@@ -281,6 +322,23 @@ macro_rules! view {
                 Ok(Self { len, ..self })
             }
 
+            /// The same bits as elements of another type.
+            ///
+            /// # Errors
+            /// [`Refusal::ShapeMismatch`] when they are not whole elements of it.
+            pub fn bits_as(self, dtype: DType) -> Result<Self, Refusal> {
+                let bytes = self.len * self.dtype.size();
+                if bytes % dtype.size() != 0 {
+                    let what = format!("bytes of a {} view as {dtype}", self.dtype);
+                    return Err(Refusal::ShapeMismatch {
+                        what,
+                        expected: vec![dtype.size()],
+                        got: vec![bytes],
+                    });
+                }
+                Ok(Self { len: bytes / dtype.size(), dtype, ..self })
+            }
+
             /// The elements of a range; its start must lie on 16 bytes.
             ///
             /// # Errors
@@ -307,6 +365,62 @@ macro_rules! view {
 
 view!(View, &'a (), "Device memory that is read.", "Nothing writes it meanwhile.");
 view!(ViewMut, &'a mut (), "Device memory that is written.", "Nothing else reads or writes it meanwhile.");
+
+impl View<'_> {
+    /// The first elements, as many as the slice holds, after all work so far on `stream`.
+    ///
+    /// # Errors
+    /// [`Refusal::DTypeOutside`] for elements of another type, [`Refusal::ShapeMismatch`] when there are fewer, [`Refusal::Cuda`] when
+    /// the work or the copy failed.
+    pub fn copy_to_host<T: Element>(&self, stream: &Stream, elements: &mut [T]) -> Result<(), Refusal> {
+        check_copy::<T>(self.dtype, self.len, elements.len())?;
+        if elements.is_empty() {
+            return Ok(());
+        }
+        stream.device().make_current()?;
+        // SAFETY: the view holds this many elements of the type; the stream is waited for while it is borrowed.
+        unsafe { result::memcpy_dtoh_async(elements, self.pointer, stream.inner().cu_stream()) }
+            .named("cuMemcpyDtoHAsync")?;
+        stream.synchronize()
+    }
+}
+
+impl ViewMut<'_> {
+    /// Overwrites the first elements and waits, so that the slice may be reused at once.
+    ///
+    /// # Errors
+    /// As [`View::copy_to_host`].
+    pub fn copy_from_host<T: Element>(&mut self, stream: &Stream, elements: &[T]) -> Result<(), Refusal> {
+        check_copy::<T>(self.dtype, self.len, elements.len())?;
+        if elements.is_empty() {
+            return Ok(());
+        }
+        stream.device().make_current()?;
+        // SAFETY: the view holds this many elements of the type and is borrowed mutably; the stream is waited for.
+        unsafe { result::memcpy_htod_async(self.pointer, elements, stream.inner().cu_stream()) }
+            .named("cuMemcpyHtoDAsync")?;
+        stream.synchronize()
+    }
+
+    /// The same memory, to read.
+    pub fn view(&self) -> View<'_> {
+        let ViewMut { pointer, len, dtype, ordinal, .. } = *self;
+        View { pointer, len, dtype, ordinal, borrow: PhantomData }
+    }
+}
+
+/// Refuses a copy of `asked` elements of type `T` to or from a view.
+fn check_copy<T: Element>(dtype: DType, len: usize, asked: usize) -> Result<(), Refusal> {
+    let what = || format!("a copy to or from a {dtype} view");
+    if dtype != T::DTYPE {
+        let (dtype, accepted) = (T::DTYPE.to_string(), dtype.to_string());
+        return Err(Refusal::DTypeOutside { what: what(), dtype, accepted });
+    }
+    if asked > len {
+        return Err(Refusal::ShapeMismatch { what: what(), expected: vec![len], got: vec![asked] });
+    }
+    Ok(())
+}
 
 impl Clone for View<'_> {
     fn clone(&self) -> Self {

@@ -1,5 +1,5 @@
 use cudarc::driver::CudaGraph;
-use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode, cuGraphGetNodes};
 use structure_core::Refusal;
 
 use crate::Stream;
@@ -48,6 +48,19 @@ impl Graph {
     /// [`Refusal::Cuda`] when the driver refuses.
     pub fn launch(&mut self) -> Result<(), Refusal> {
         self.graph.launch().named("cuGraphLaunch")
+    }
+
+    /// Kernels, copies and the like that a replay runs.
+    ///
+    /// # Errors
+    /// [`Refusal::Cuda`] when the driver does not answer.
+    pub fn nodes(&self) -> Result<usize, Refusal> {
+        let mut nodes = 0;
+        // SAFETY: the graph is alive; without a list to fill the driver writes the number alone.
+        unsafe { cuGraphGetNodes(self.graph.cu_graph(), std::ptr::null_mut(), &mut nodes) }
+            .result()
+            .named("cuGraphGetNodes")?;
+        Ok(nodes)
     }
 
     /// The stream it was captured from and runs on.

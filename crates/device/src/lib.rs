@@ -6,6 +6,7 @@
 //! - [`Buffer`] owns device memory and knows its element type and shape; [`View`] and [`ViewMut`] borrow it, or wrap
 //!   memory that another library owns.
 //! - [`Stream`], [`Event`] and [`Graph`] order, time and replay work.
+//! - [`MappedWords`] is host memory that a kernel writes while the host looks on.
 //! - [`MappedFile`] maps a checkpoint's shard instead of reading it.
 //!
 //! Nothing here allocates, frees or synchronises behind the caller's back: allocation is [`Buffer::zeros`] and
@@ -29,6 +30,7 @@ mod driver;
 mod event;
 mod graph;
 mod mapped;
+mod mapped_words;
 mod stream;
 mod workspace;
 
@@ -41,6 +43,7 @@ pub use cuda::{CudaDevice, MemoryInfo};
 pub use event::Event;
 pub use graph::Graph;
 pub use mapped::MappedFile;
+pub use mapped_words::MappedWords;
 pub use stream::{RawStream, Stream};
 pub use workspace::Workspace;
 

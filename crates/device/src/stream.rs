@@ -3,7 +3,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaStream, sys};
 use structure_core::Refusal;
 
 use crate::CudaDevice;
@@ -63,6 +63,19 @@ impl Stream {
     /// [`Refusal::Cuda`] when that work failed; a fault in a kernel is reported here.
     pub fn synchronize(&self) -> Result<(), Refusal> {
         self.stream.synchronize().named("cuStreamSynchronize")
+    }
+
+    /// Whether all work so far is done, without waiting for it.
+    ///
+    /// # Errors
+    /// [`Refusal::Cuda`] when that work failed.
+    pub fn is_idle(&self) -> Result<bool, Refusal> {
+        self.device.make_current()?;
+        // SAFETY: the stream is live and its context is current.
+        match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => other.result().named("cuStreamQuery").map(|()| true),
+        }
     }
 
     pub(crate) fn inner(&self) -> &Arc<CudaStream> {

@@ -108,6 +108,7 @@ struct Resident<L> {
 }
 
 /// What calls of many rows need.
+#[derive(Clone)]
 struct Prefill {
     workspace: Workspace,
     multiprocessors: usize,
@@ -220,7 +221,7 @@ fn prefill<L: Launcher>(stream: &Stream, options: &Options<'_>) -> Result<Option
     }
 }
 
-impl<L: Launcher> CudaWeights for CudaForm<L> {
+impl<L: Launcher + 'static> CudaWeights for CudaForm<L> {
     fn project(&mut self, call: &CudaCall<'_>) -> Result<(), Refusal> {
         let CudaForm { resident, scratch, prefill, .. } = self;
         let band = decode_band::BAND.max;
@@ -232,6 +233,27 @@ impl<L: Launcher> CudaWeights for CudaForm<L> {
             }
         }
         resident.launch(call, scratch.view_mut(), band, 0)
+    }
+
+    fn duplicate(&self) -> Result<Self, Refusal> {
+        let (stream, resident) = (&self.stream, &self.resident);
+        Ok(CudaForm {
+            resident: Resident {
+                codes: resident.codes.duplicate(stream)?,
+                scales: resident.scales.duplicate(stream)?,
+                bias: resident.bias.as_ref().map(|bias| bias.duplicate(stream)).transpose()?,
+                inverse_balance: resident
+                    .inverse_balance
+                    .as_ref()
+                    .map(|inverse| inverse.duplicate(stream))
+                    .transpose()?,
+                rows: resident.rows.clone(),
+                ..*resident
+            },
+            scratch: self.scratch.duplicate(stream)?,
+            prefill: self.prefill.clone(),
+            stream: stream.clone(),
+        })
     }
 
     fn operand(&self, row: &[f32]) -> Vec<f32> {

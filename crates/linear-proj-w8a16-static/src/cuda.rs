@@ -81,6 +81,19 @@ impl CudaWeights for Packed {
         })
     }
 
+    fn duplicate(&self) -> Result<Self, Refusal> {
+        let stream = &self.stream;
+        Ok(Packed {
+            n: self.n,
+            k: self.k,
+            weights: self.weights.duplicate(stream)?,
+            scales: self.scales.duplicate(stream)?,
+            bias: self.bias.as_ref().map(|bias| bias.duplicate(stream)).transpose()?,
+            clusters: self.clusters,
+            stream: stream.clone(),
+        })
+    }
+
     fn dequantized(&self, features: Range<usize>) -> Result<Vec<f32>, Refusal> {
         // Whole groups of 16 features are read back, then those before and after are dropped.
         let groups = features.start / TILE_N..features.end.div_ceil(TILE_N);

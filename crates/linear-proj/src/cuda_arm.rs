@@ -8,12 +8,18 @@ use crate::proj::{check_band, check_features, form};
 use crate::{Bind, BoundProj, LinearProj, Rows, RowsData, RowsMut, RowsMutData, Staged, check_call, gates};
 
 /// Packed weights in device memory and the call of their launcher: what an implementation's `cuda.rs` has of its own.
-pub trait CudaWeights: Send {
+pub trait CudaWeights: Send + Sized + 'static {
     /// Queues one call, which has been checked, on its stream. The device's context is current.
     ///
     /// # Errors
     /// [`Refusal::Cuda`] when the launch fails.
     fn project(&mut self, call: &CudaCall<'_>) -> Result<(), Refusal>;
+
+    /// The same weights once more, copied on the device.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfMemory`] or [`Refusal::Cuda`].
+    fn duplicate(&self) -> Result<Self, Refusal>;
 
     /// A row as it enters the products; see [`BoundProj::operand`].
     fn operand(&self, row: &[f32]) -> Vec<f32> {
@@ -140,6 +146,16 @@ impl<W: CudaWeights> BoundProj for CudaArm<W> {
 
     fn operand(&self, row: &[f32]) -> Vec<f32> {
         self.weights.operand(row)
+    }
+
+    fn duplicate(&self, seat: &str) -> Result<Option<Box<dyn BoundProj>>, Refusal> {
+        Ok(Some(Box::new(CudaArm {
+            weights: self.weights.duplicate()?,
+            dims: self.dims,
+            gpu: self.gpu.clone(),
+            form: self.form,
+            receipt: Receipt { seat: seat.to_string(), ..self.receipt.clone() },
+        })))
     }
 
     fn dequantized(&self, features: Range<usize>) -> Result<Vec<f32>, Refusal> {

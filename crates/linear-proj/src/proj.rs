@@ -39,6 +39,15 @@ pub trait BoundProj: LinearProj {
         round_to_bf16(row)
     }
 
+    /// The same weights once more for another seat, in memory of their own, without packing them again; none where an arm has no
+    /// quicker way than to bind anew.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfMemory`] or [`Refusal::Cuda`] when they cannot be copied.
+    fn duplicate(&self, _seat: &str) -> Result<Option<Box<dyn BoundProj>>, Refusal> {
+        Ok(None)
+    }
+
     /// Rows `features` of the weights as it multiplies them, in canonical order, `[len, K]`; for receipts and tests.
     ///
     /// # Errors
@@ -71,6 +80,10 @@ impl BoundProj for Box<dyn BoundProj> {
 
     fn operand(&self, row: &[f32]) -> Vec<f32> {
         (**self).operand(row)
+    }
+
+    fn duplicate(&self, seat: &str) -> Result<Option<Box<dyn BoundProj>>, Refusal> {
+        (**self).duplicate(seat)
     }
 
     fn dequantized(&self, features: Range<usize>) -> Result<Vec<f32>, Refusal> {

@@ -77,6 +77,14 @@ impl Seat {
         Ok(())
     }
 
+    /// What is bound here once more, for another seat; see [`BoundProj::duplicate`].
+    ///
+    /// # Errors
+    /// As [`BoundProj::duplicate`].
+    pub fn duplicate_bound(&self, path: &str) -> Result<Option<Box<dyn BoundProj>>, Refusal> {
+        self.bound.as_ref().map_or(Ok(None), |bound| bound.proj.duplicate(path))
+    }
+
     /// Takes the implementation away, if one is bound; the host form, which was never touched, serves every call again.
     ///
     /// A seat without a host form keeps its implementation, as nothing else could serve it.

@@ -111,6 +111,16 @@ impl<'a> DenseWeights<'a> {
         Self::new(n, k, DType::BF16, bytemuck::cast_slice(elements))
     }
 
+    /// Where the elements lie, N and K: equal for weights that are the same memory.
+    pub fn identity(&self) -> (usize, usize, usize) {
+        let elements = match self.source {
+            Source::Elements(_, bytes) => bytes,
+            Source::Fp8(blocks) => blocks.codes,
+            Source::Nvfp4(view) => view.codes(),
+        };
+        (elements.as_ptr().addr(), self.n, self.k)
+    }
+
     /// Output features.
     pub fn n(&self) -> usize {
         self.n
@@ -163,6 +173,22 @@ impl<'a> DenseWeights<'a> {
         for (n, row) in out.chunks_exact_mut(self.k.max(1)).enumerate() {
             self.decode_row(n, row);
         }
+        out
+    }
+
+    /// All N rows rounded to BF16, `[N, K]`; over all cores, as it is for uploading whole models.
+    pub fn to_bf16(&self) -> Vec<bf16> {
+        use rayon::prelude::*;
+        let mut out = vec![bf16::ZERO; self.n * self.k];
+        out.par_chunks_exact_mut(self.k.max(1)).enumerate().for_each_init(
+            || vec![0.0; self.k],
+            |decoded, (n, row)| {
+                self.decode_row(n, decoded);
+                for (out, value) in row.iter_mut().zip(decoded) {
+                    *out = bf16::from_f32(*value);
+                }
+            },
+        );
         out
     }
 

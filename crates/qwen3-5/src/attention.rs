@@ -1,5 +1,6 @@
 //! A full-attention layer's mixer: grouped queries, q/k norm, partial rotary, output gate, KV cache.
 
+use decode_loop::CpuKv;
 use linear_proj::dot;
 use rayon::prelude::*;
 use structure_core::Refusal;
@@ -23,7 +24,7 @@ pub(crate) struct Attention {
     pub rope: Rope,
 }
 
-/// Keys and values of the rows before, per KV head, `[seq_len, head_dim]`; grows with them.
+/// The host's own store: FP32 keys and values, per KV head, `[seq_len, head_dim]`; grows with the rows.
 pub(crate) struct KvCache {
     head_dim: usize,
     keys: Vec<Vec<f32>>,
@@ -49,6 +50,24 @@ impl Attention {
         })
     }
 
+    /// The seats of q, k, v and the output.
+    #[cfg(kernels_built)]
+    pub fn seats(&self) -> [SeatId; 4] {
+        [self.q_proj, self.k_proj, self.v_proj, self.o_proj]
+    }
+
+    /// Query heads, KV heads, elements of a head.
+    #[cfg(kernels_built)]
+    pub fn dims(&self) -> [usize; 3] {
+        [self.heads, self.kv_heads, self.head_dim]
+    }
+
+    /// The norms of queries and keys.
+    #[cfg(kernels_built)]
+    pub fn norms(&self) -> [&RmsNorm; 2] {
+        [&self.q_norm, &self.k_norm]
+    }
+
     /// The seats that read its input.
     pub fn input_seats(&self) -> Vec<SeatId> {
         vec![self.q_proj, self.k_proj, self.v_proj]
@@ -60,7 +79,7 @@ impl Attention {
     }
 
     /// Whether it made this cache, or could have.
-    pub fn fits(&self, cache: &KvCache) -> bool {
+    pub fn fits(&self, cache: &dyn CpuKv) -> bool {
         cache.shape() == [self.kv_heads, self.head_dim]
     }
 
@@ -68,7 +87,7 @@ impl Attention {
     pub fn forward(
         &self,
         seats: &mut Seats,
-        cache: &mut KvCache,
+        cache: &mut dyn CpuKv,
         x: &[f32],
         rows: usize,
         position: usize,
@@ -90,6 +109,7 @@ impl Attention {
 
         let cached = cache.seq_len();
         cache.append(&keys, &values);
+        let cache = &*cache;
         let mut out = vec![0.0; rows * self.heads * head_dim];
         out.par_chunks_exact_mut(head_dim)
             .zip(queries.par_chunks_exact(2 * head_dim))
@@ -105,17 +125,24 @@ impl Attention {
     }
 }
 
-impl KvCache {
-    /// `[kv_heads, head_dim]`.
-    pub fn shape(&self) -> [usize; 2] {
-        [self.keys.len(), self.head_dim]
-    }
-
+impl CpuKv for KvCache {
     fn seq_len(&self) -> usize {
         self.keys.first().map_or(0, |keys| keys.len() / self.head_dim)
     }
 
-    /// Appends rows of `[kv_heads, head_dim]`.
+    fn shape(&self) -> [usize; 2] {
+        [self.keys.len(), self.head_dim]
+    }
+
+    fn bytes(&self) -> u64 {
+        let elements: usize = self.keys.iter().chain(&self.values).map(Vec::len).sum();
+        (elements * size_of::<f32>()) as u64
+    }
+
+    fn clear(&mut self) {
+        self.keys.iter_mut().chain(&mut self.values).for_each(Vec::clear);
+    }
+
     fn append(&mut self, keys: &[f32], values: &[f32]) {
         for (cache, new) in [(&mut self.keys, keys), (&mut self.values, values)] {
             let heads = cache.len();
@@ -125,7 +152,6 @@ impl KvCache {
         }
     }
 
-    /// The values of the first `seq_len` rows, weighted by how their keys meet `query`, summed into `out`.
     fn attend(&self, kv_head: usize, seq_len: usize, query: &[f32], scores: &mut Vec<f32>, out: &mut [f32]) {
         let scale = (self.head_dim as f32).powf(-0.5);
         let keys = self.keys[kv_head].chunks_exact(self.head_dim).take(seq_len);
@@ -133,6 +159,7 @@ impl KvCache {
         scores.clear();
         scores.extend(keys.map(|key| dot(query, key) * scale));
         softmax(scores);
+        out.fill(0.0);
         for (weight, value) in scores.iter().zip(values) {
             for (out, value) in out.iter_mut().zip(value) {
                 *out += weight * value;

@@ -1,5 +1,6 @@
 use std::path::Path;
 
+use decode_loop::KvShape;
 use structure_core::Refusal;
 
 use crate::config_json;
@@ -80,6 +81,17 @@ pub struct SparseFfnConfig {
 }
 
 impl Config {
+    /// The keys and values of its full-attention layers, with room for `window` positions.
+    pub fn kv_shape(&self, window: usize) -> KvShape {
+        KvShape {
+            layers: self.layer_types.iter().filter(|kind| **kind == LayerType::FullAttention).count(),
+            heads: self.num_attention_heads,
+            kv_heads: self.num_key_value_heads,
+            head_dim: self.head_dim,
+            window,
+        }
+    }
+
     /// Reads `config.json` of a checkpoint folder, and the end tokens of `generation_config.json` if there is one. Fields
     /// that are left out have the values that transformers gives them.
     ///

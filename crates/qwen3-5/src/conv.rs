@@ -30,6 +30,12 @@ impl CausalConv {
         Ok(CausalConv { channels, weights })
     }
 
+    /// `[taps, channels]`.
+    #[cfg(kernels_built)]
+    pub fn weights(&self) -> &[f32] {
+        &self.weights
+    }
+
     pub fn new_state(&self) -> ConvState {
         ConvState(vec![0.0; self.state_len()])
     }

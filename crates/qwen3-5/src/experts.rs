@@ -59,6 +59,30 @@ impl SparseFfn {
         &self.bank
     }
 
+    /// Which experts serve a row, and how much of the shared one: weights `[E, hidden]` and `[1, hidden]`.
+    #[cfg(kernels_built)]
+    pub fn gates(&self) -> [&Weights; 2] {
+        [&self.router, &self.shared_gate]
+    }
+
+    /// Experts that serve a row.
+    #[cfg(kernels_built)]
+    pub fn top_k(&self) -> usize {
+        self.top_k
+    }
+
+    /// Gate, up and down of each expert.
+    #[cfg(kernels_built)]
+    pub fn experts(&self) -> impl Iterator<Item = [&Weights; 3]> {
+        self.experts.iter().map(|expert| [&expert.gate, &expert.up, &expert.down])
+    }
+
+    /// The expert that serves every row.
+    #[cfg(kernels_built)]
+    pub fn shared(&self) -> &DenseFfn {
+        &self.shared
+    }
+
     /// `x` and the result are `[rows, hidden]`.
     pub fn forward(&self, seats: &mut Seats, x: &[f32], rows: usize) -> Result<Vec<f32>, Refusal> {
         let mut out = self.shared.forward(seats, x, rows)?;

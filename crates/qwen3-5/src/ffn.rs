@@ -22,6 +22,12 @@ impl DenseFfn {
         })
     }
 
+    /// The seats of gate, up and down.
+    #[cfg(kernels_built)]
+    pub fn seats(&self) -> [SeatId; 3] {
+        [self.gate_proj, self.up_proj, self.down_proj]
+    }
+
     /// The seats that read its input.
     pub fn input_seats(&self) -> Vec<SeatId> {
         vec![self.gate_proj, self.up_proj]

@@ -66,6 +66,18 @@ impl GatedDelta {
         })
     }
 
+    /// The seats of q with k and v, z, b, a and the output.
+    #[cfg(kernels_built)]
+    pub fn seats(&self) -> [SeatId; 5] {
+        [self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a, self.out_proj]
+    }
+
+    /// The convolution's taps `[taps, channels]`, `-e^A_log` and `dt_bias` per value head, and the gated norm.
+    #[cfg(kernels_built)]
+    pub fn parameters(&self) -> (&[f32], &[f32], &[f32], &RmsNorm) {
+        (self.conv.weights(), &self.rate, &self.dt_bias, &self.norm)
+    }
+
     /// The seats that read its input.
     pub fn input_seats(&self) -> Vec<SeatId> {
         vec![self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a]

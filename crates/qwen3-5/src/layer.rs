@@ -1,8 +1,9 @@
 //! A decoder layer: a mixer and a feed-forward, each behind a norm and added to the residual stream.
 
+use decode_loop::CpuKv;
 use structure_core::Refusal;
 
-use crate::attention::{Attention, KvCache};
+use crate::attention::Attention;
 use crate::config::{FfnConfig, LayerType};
 use crate::experts::{Bank, SparseFfn};
 use crate::ffn::DenseFfn;
@@ -23,12 +24,12 @@ pub(crate) struct Layer {
     ffn: Ffn,
 }
 
-enum Mixer {
+pub(crate) enum Mixer {
     GatedDelta(Box<GatedDelta>),
     Attention(Box<Attention>),
 }
 
-enum Ffn {
+pub(crate) enum Ffn {
     Dense(DenseFfn),
     Sparse(Box<SparseFfn>),
 }
@@ -36,7 +37,7 @@ enum Ffn {
 /// What a layer remembers of the rows before.
 pub(crate) enum LayerState {
     GatedDelta(GatedDeltaState),
-    Attention(KvCache),
+    Attention(Box<dyn CpuKv>),
 }
 
 impl Layer {
@@ -65,10 +66,16 @@ impl Layer {
         })
     }
 
+    /// Norm, mixer, norm, feed-forward.
+    #[cfg(kernels_built)]
+    pub fn parts(&self) -> (&RmsNorm, &Mixer, &RmsNorm, &Ffn) {
+        (&self.input_norm, &self.mixer, &self.post_attention_norm, &self.ffn)
+    }
+
     pub fn new_state(&self) -> LayerState {
         match &self.mixer {
             Mixer::GatedDelta(mixer) => LayerState::GatedDelta(mixer.new_state()),
-            Mixer::Attention(mixer) => LayerState::Attention(mixer.new_cache()),
+            Mixer::Attention(mixer) => LayerState::Attention(Box::new(mixer.new_cache())),
         }
     }
 
@@ -129,8 +136,8 @@ impl Layer {
             (Mixer::GatedDelta(mixer), LayerState::GatedDelta(state)) if mixer.fits(state) => {
                 mixer.forward(seats, state, &x, rows)?
             }
-            (Mixer::Attention(mixer), LayerState::Attention(cache)) if mixer.fits(cache) => {
-                mixer.forward(seats, cache, &x, rows, position)?
+            (Mixer::Attention(mixer), LayerState::Attention(cache)) if mixer.fits(&**cache) => {
+                mixer.forward(seats, &mut **cache, &x, rows, position)?
             }
             (_, state) => {
                 let what = "state of a layer".to_string();
@@ -150,6 +157,30 @@ impl Layer {
 }
 
 impl LayerState {
+    /// Keys and values, where the layer attends.
+    pub fn kv(&self) -> Option<&dyn CpuKv> {
+        match self {
+            LayerState::GatedDelta(_) => None,
+            LayerState::Attention(kv) => Some(&**kv),
+        }
+    }
+
+    /// [`kv`](Self::kv), to be replaced before the first row.
+    pub fn kv_mut(&mut self) -> Option<&mut Box<dyn CpuKv>> {
+        match self {
+            LayerState::GatedDelta(_) => None,
+            LayerState::Attention(kv) => Some(kv),
+        }
+    }
+
+    /// Forgets all rows; `fresh` is the state of the same layer before any.
+    pub fn reset(&mut self, fresh: LayerState) {
+        match self {
+            LayerState::GatedDelta(_) => *self = fresh,
+            LayerState::Attention(kv) => kv.clear(),
+        }
+    }
+
     fn shape(&self) -> Vec<usize> {
         match self {
             LayerState::GatedDelta(state) => state.shape().to_vec(),

@@ -11,14 +11,19 @@
 //! ```
 //! use std::ops::ControlFlow;
 //!
+//! use decode_loop::{Arm, Door, LoopOptions, Request, Sampler, Sequence};
 //! use linear_proj::Host;
-//! use qwen3_5::{Generate, Model};
+//! use qwen3_5::{CpuModel, Model};
 //!
 //! # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/tiny-dense");
 //! let mut model = Model::load(folder)?;
-//! let options = Generate { max_new: 3, stop: &[] };
-//! let generation = model.generate(&[401, 1210, 1034], &options, &mut |_| ControlFlow::Continue(()))?;
+//! let mut host = CpuModel::new(&mut model);
+//! let options = LoopOptions { sequence: Sequence { window: 16, ..Sequence::default() } };
+//! let mut decode = Door::of(&decode_loop_whole_step::ENTRY)?.build(Arm::Cpu(&mut host), &options)?;
+//! let request = Request { prompt: &[401, 1210, 1034], max_new: 3, stop: &[], sampler: Sampler::Greedy };
+//! let generation = decode.generate(&request, &mut |_| ControlFlow::Continue(()))?;
 //! assert_eq!(generation.tokens.len(), 3);
+//! drop(decode);
 //!
 //! let paths: Vec<&str> = model.seats().iter().map(|seat| seat.path()).collect();
 //! assert_eq!(paths[0], "model.layers.0.linear_attn.in_proj_qkv");
@@ -31,6 +36,7 @@ mod checkpoint;
 mod config;
 mod config_json;
 mod conv;
+mod cpu_model;
 #[cfg(kernels_built)]
 pub mod cuda;
 mod delta_rule;
@@ -41,7 +47,8 @@ mod ffi;
 mod ffn;
 mod fold;
 mod gated_delta;
-mod generate;
+#[cfg(kernels_built)]
+mod gpu;
 mod header;
 mod hidden;
 mod layer;
@@ -51,9 +58,10 @@ mod model;
 mod mtp;
 mod norm;
 mod perplexity;
+mod preset;
+mod random;
 mod rope;
 mod router;
-mod sample;
 mod seats;
 mod state;
 mod tensor;
@@ -61,11 +69,13 @@ mod tensor;
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 pub use config::{Config, FfnConfig, LayerType, SparseFfnConfig};
+pub use cpu_model::CpuModel;
 pub use experts::Bank;
 pub use fold::NormFeed;
-pub use generate::{Generate, Generation};
+#[cfg(kernels_built)]
+pub use gpu::CudaModel;
 pub use hidden::Hidden;
 pub use model::Model;
 pub use perplexity::Perplexity;
-pub use sample::argmax;
+pub use preset::Preset;
 pub use state::State;

@@ -6,10 +6,11 @@ use structure_core::Refusal;
 
 use crate::checkpoint::Checkpoint;
 use crate::experts::Bank;
-use crate::layer::Layer;
-use crate::loader::Loader;
+use crate::layer::{Layer, LayerState};
+use crate::loader::{Loader, Source};
 use crate::mtp::Mtp;
 use crate::norm::RmsNorm;
+use crate::random::RandomTensors;
 use crate::rope::Rope;
 use crate::seats::{SeatId, Seats};
 use crate::state::State;
@@ -44,12 +45,35 @@ impl Model {
     pub fn load(folder: impl AsRef<Path>) -> Result<Self, Refusal> {
         let config = Config::load(&folder)?;
         let checkpoint = Checkpoint::open(folder.as_ref())?;
-        let mut loader = Loader { config: &config, checkpoint, seats: Seats::default() };
-
         let prefix = PREFIXES
             .into_iter()
-            .find(|prefix| loader.checkpoint.contains_under(&format!("{prefix}embed_tokens.")))
-            .ok_or_else(|| loader.checkpoint.missing("model.embed_tokens.weight"))?;
+            .find(|prefix| checkpoint.contains_under(&format!("{prefix}embed_tokens.")))
+            .ok_or_else(|| checkpoint.missing("model.embed_tokens.weight"))?;
+        let has_draft = checkpoint.contains_under(Mtp::PREFIX);
+        let (model, source) = Self::build(config, Source::Checkpoint(checkpoint), prefix, has_draft)?;
+        if let Source::Checkpoint(checkpoint) = source {
+            checkpoint.all_read()?;
+        }
+        Ok(model)
+    }
+
+    /// A model of a shape with random weights, for measuring: projections of one shape share their memory. It has no MTP layer.
+    ///
+    /// # Errors
+    /// [`Refusal::ShapeMismatch`] for a shape whose tensors cannot be.
+    pub fn random(config: Config) -> Result<Self, Refusal> {
+        let source = Source::Random(RandomTensors::default());
+        Self::build(config, source, "model.", false).map(|(model, _)| model)
+    }
+
+    /// A model from its tensors, which are handed back.
+    fn build(
+        config: Config,
+        source: Source,
+        prefix: &str,
+        has_draft: bool,
+    ) -> Result<(Self, Source), Refusal> {
+        let mut loader = Loader { config: &config, checkpoint: source, seats: Seats::default() };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = loader.weights(&format!("{prefix}embed_tokens"), vocab, hidden)?;
         let layers = config.layer_types.iter().enumerate();
@@ -64,13 +88,30 @@ impl Model {
         } else {
             loader.seat("lm_head", vocab, hidden)?
         };
-        let mtp = match loader.checkpoint.contains_under(Mtp::PREFIX) {
+        let mtp = match has_draft {
             true => Some(Mtp::load(&mut loader)?),
             false => None,
         };
-        loader.checkpoint.all_read()?;
-        let seats = loader.seats;
-        Ok(Model { config, embedding, layers, norm, lm_head, mtp, seats })
+        let Loader { checkpoint, seats, .. } = loader;
+        Ok((Model { config, embedding, layers, norm, lm_head, mtp, seats }, checkpoint))
+    }
+
+    /// The embedding `[vocab, hidden_size]`.
+    #[cfg(kernels_built)]
+    pub(crate) fn embedding(&self) -> &Weights {
+        &self.embedding
+    }
+
+    /// The norm before the head.
+    #[cfg(kernels_built)]
+    pub(crate) fn final_norm(&self) -> &RmsNorm {
+        &self.norm
+    }
+
+    /// The head's seat: the last of the decoder's, as those of the MTP layer come after it.
+    #[cfg(kernels_built)]
+    pub(crate) fn lm_head(&self) -> SeatId {
+        self.lm_head
     }
 
     /// Its shape.
@@ -104,7 +145,12 @@ impl Model {
     /// [`Refusal::WindowExceeded`] for more tokens than the model has positions.
     pub fn new_state(&self, window: usize) -> Result<State, Refusal> {
         self.check_window(window)?;
-        Ok(State::new(self.layers.iter().map(Layer::new_state).collect(), 0, window))
+        Ok(State::new(self.new_layer_states(), 0, window))
+    }
+
+    /// What the layers remember before the first token.
+    pub(crate) fn new_layer_states(&self) -> Vec<LayerState> {
+        self.layers.iter().map(Layer::new_state).collect()
     }
 
     /// Appends tokens to a state; the result is their hidden states after the final norm.
@@ -194,14 +240,7 @@ impl Model {
 
     /// Refuses no tokens, and tokens without an embedding.
     pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<(), Refusal> {
-        if tokens.is_empty() {
-            return Err(Refusal::EmptyPrompt);
-        }
-        let vocab = self.config.vocab_size;
-        match tokens.iter().find(|&&token| token as usize >= vocab) {
-            Some(&token) => Err(Refusal::TokenOutside { token, vocab }),
-            None => Ok(()),
-        }
+        check_tokens(tokens, self.config.vocab_size)
     }
 
     /// The embedding rows of tokens, `[tokens, hidden_size]`.
@@ -213,6 +252,17 @@ impl Model {
             table.decode_row(token as usize, row);
         }
         Ok(rows)
+    }
+}
+
+/// Refuses no tokens, and tokens outside the vocabulary.
+pub(crate) fn check_tokens(tokens: &[u32], vocab: usize) -> Result<(), Refusal> {
+    if tokens.is_empty() {
+        return Err(Refusal::EmptyPrompt);
+    }
+    match tokens.iter().find(|&&token| token as usize >= vocab) {
+        Some(&token) => Err(Refusal::TokenOutside { token, vocab }),
+        None => Ok(()),
     }
 }
 

@@ -27,6 +27,18 @@ impl RmsNorm {
         Ok(RmsNorm { scale, folded: None, eps: loader.config.rms_norm_eps })
     }
 
+    /// What rows are multiplied by once they are normalised, a folded balance among it.
+    #[cfg(kernels_built)]
+    pub fn scale(&self) -> &[f32] {
+        self.folded.as_ref().unwrap_or(&self.scale)
+    }
+
+    /// What is added to the mean of squares.
+    #[cfg(kernels_built)]
+    pub fn eps(&self) -> f32 {
+        self.eps
+    }
+
     /// Divides the rows by a balance from now on, or by none.
     pub fn fold(&mut self, balance: Option<&[f32]>) -> Result<(), Refusal> {
         let folded = balance.map(|balance| {

@@ -34,6 +34,12 @@ impl Rope {
         }
     }
 
+    /// Radians a position, for each pair.
+    #[cfg(kernels_built)]
+    pub fn frequencies(&self) -> &[f32] {
+        &self.frequencies
+    }
+
     /// The angles of `rows` positions from `position` on.
     pub fn angles(&self, position: usize, rows: usize) -> Angles {
         let angles = (position..position + rows)

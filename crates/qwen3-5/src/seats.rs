@@ -8,7 +8,7 @@ use crate::tensor::Weights;
 
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SeatId(usize);
+pub(crate) struct SeatId(pub usize);
 
 /// The table, in the order of the checkpoint.
 #[derive(Default)]
@@ -44,6 +44,13 @@ impl Seats {
         let mut y = vec![0.0; rows * n];
         seat.project(Rows::host(x, rows, k)?, RowsMut::host(y.as_mut_slice(), rows, n)?)?;
         Ok(y)
+    }
+
+    /// The paths and weights of all seats up to `last`.
+    #[cfg(kernels_built)]
+    pub fn projections(&self, last: SeatId) -> Vec<(String, Weights)> {
+        let seats = self.seats.iter().zip(&self.weights).take(last.0 + 1);
+        seats.map(|(seat, weights)| (seat.path().to_string(), weights.clone())).collect()
     }
 
     pub fn all(&self) -> Vec<&Seat> {

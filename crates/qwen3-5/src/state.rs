@@ -19,6 +19,12 @@ impl State {
         State { layers, position, window, failed: None }
     }
 
+    /// Goes back to before the first token; `fresh` are such layers.
+    pub(crate) fn reset(&mut self, fresh: Vec<LayerState>) {
+        self.layers.iter_mut().zip(fresh).for_each(|(layer, fresh)| layer.reset(fresh));
+        (self.position, self.failed) = (0, None);
+    }
+
     /// The position of the next token.
     pub fn position(&self) -> usize {
         self.position

@@ -26,7 +26,7 @@ enum Storage {
     Fp8(Arc<Fp8Tensor>, usize),
     /// NVFP4 codes, and which feature of their scales is the first of these.
     Nvfp4(Arc<Nvfp4Tensor>, usize),
-    #[cfg(test)]
+    /// Elements that exist nowhere else.
     Owned(Arc<Vec<half::bf16>>),
 }
 
@@ -83,7 +83,6 @@ impl Weights {
     }
 
     /// Elements that exist nowhere else.
-    #[cfg(test)]
     pub fn owned(n: usize, k: usize, elements: Vec<half::bf16>) -> Result<Self, Refusal> {
         let bytes = 0..size_of_val(elements.as_slice());
         Weights { n, k, dtype: DType::BF16, storage: Storage::Owned(Arc::new(elements)), bytes }.checked()
@@ -123,7 +122,6 @@ impl Weights {
                     .map(DenseWeights::from_nvfp4)
                     .map_err(|error| Refusal::file(file.path(), error))
             }
-            #[cfg(test)]
             Storage::Owned(elements) => DenseWeights::from_bf16(self.n, self.k, elements),
         }
     }

@@ -4,11 +4,10 @@
 mod common;
 
 use std::fs;
-use std::ops::ControlFlow;
 use std::path::Path;
 
 use common::micro::{self, HIDDEN, Micro, Tensor, VOCAB};
-use qwen3_5::{Generate, Model};
+use qwen3_5::Model;
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 use structure_core::Refusal;
@@ -245,10 +244,7 @@ fn configs_out_of_bounds() {
 #[test]
 fn tokens_and_windows() {
     let mut model = micro::dense().load().unwrap();
-    let mut generate = |prompt: &[u32], max_new| {
-        let options = Generate { max_new, stop: &[] };
-        model.generate(prompt, &options, &mut |_| ControlFlow::Continue(()))
-    };
+    let mut generate = |prompt: &[u32], max_new| common::try_generate(&mut model, prompt, max_new);
     assert_eq!(generate(&[], 4), Err(Refusal::EmptyPrompt));
     assert_eq!(generate(&[1, 19], 4), Err(Refusal::TokenOutside { token: 19, vocab: 19 }));
     assert_eq!(generate(&[1; 65], 1), Err(Refusal::WindowExceeded { needed: 65, window: 64 }));

@@ -82,18 +82,27 @@ impl Envelope {
     /// # Errors
     /// [`Refusal::DimOutside`] or [`Refusal::DTypeOutside`], with the value and the bound.
     pub fn check(&self, what: &str, dims: &[(&'static str, u64)], weights: DType) -> Result<(), Refusal> {
-        for DimBound { name, bound } in self.dims {
-            let value = dims.iter().find(|(given, _)| given == name).map_or(0, |(_, value)| *value);
-            if !bound.takes(value) {
-                return Err(Refusal::DimOutside { what: what.to_string(), dim: name, value, bound: *bound });
-            }
-        }
+        self.check_dims(what, dims)?;
         if !self.weight_dtypes.contains(&weights) {
             return Err(Refusal::DTypeOutside {
                 what: format!("{what}: weights"),
                 dtype: weights.to_string(),
                 accepted: DType::list(self.weight_dtypes),
             });
+        }
+        Ok(())
+    }
+
+    /// The dimensions alone, of what has no weights.
+    ///
+    /// # Errors
+    /// [`Refusal::DimOutside`], with the value and the bound.
+    pub fn check_dims(&self, what: &str, dims: &[(&'static str, u64)]) -> Result<(), Refusal> {
+        for DimBound { name, bound } in self.dims {
+            let value = dims.iter().find(|(given, _)| given == name).map_or(0, |(_, value)| *value);
+            if !bound.takes(value) {
+                return Err(Refusal::DimOutside { what: what.to_string(), dim: name, value, bound: *bound });
+            }
         }
         Ok(())
     }

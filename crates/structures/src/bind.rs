@@ -1,8 +1,10 @@
+use std::collections::HashMap;
+
 use device::{Device, Workspace};
 use linear_proj::{
     Bind, BoundProj, Calibration, DenseWeights, Door, Host, Options, ScaleMode, SeatState, Staged,
 };
-use structure_core::{GuardMode, Refusal};
+use structure_core::{GuardMode, Refusal, StructureId};
 
 use crate::{Outcome, Plan, Rule, Target};
 
@@ -41,11 +43,12 @@ pub fn bind(host: &mut dyn Host, rules: &[Rule], options: BindOptions<'_>) -> Re
         }
     }
     let mut plan = Plan::default();
+    let mut packed = Packed::new();
     for (path, n, k) in seats {
         let outcome = match rules.iter().rev().find(|rule| rule.selects(&path)).map(Rule::target) {
             None => Outcome::Kept { reason: "no rule selects it".to_string() },
             Some(Target::Host) => Outcome::Kept { reason: "a rule keeps it at the host".to_string() },
-            Some(Target::Variant(door)) => match bind_seat(host, &path, door, options) {
+            Some(Target::Variant(door)) => match bind_seat(host, &path, door, options, &mut packed) {
                 Ok(outcome) => outcome,
                 Err(refusal) => Outcome::Refused { id: door.registration().id, reason: refusal.to_string() },
             },
@@ -73,15 +76,28 @@ pub fn explain(host: &dyn Host) -> Plan {
     plan
 }
 
+/// The seat that each memory was packed for first, by variant: seats that share their weights share the work.
+type Packed = HashMap<(StructureId, (usize, usize, usize)), String>;
+
 fn bind_seat(
     host: &mut dyn Host,
     path: &str,
     door: &Door,
     options: BindOptions<'_>,
+    packed: &mut Packed,
 ) -> Result<Outcome, Refusal> {
     let missing = || Refusal::MissingTensor { path: "the host".to_string(), tensor: path.to_string() };
     let weights = host.weights(path).ok_or_else(missing)?;
-    let proj = make(path, weights, door, options)?;
+    let registration = door.registration();
+    let key = (registration.id, weights.identity());
+    // A calibration is each seat's own.
+    let first = packed.get(&key).filter(|_| !registration.calibrated && !options.staged);
+    let twin = first.and_then(|first| host.seats().into_iter().find(|seat| seat.path() == first));
+    let proj = match twin.map_or(Ok(None), |seat| seat.duplicate_bound(path))? {
+        Some(proj) => proj,
+        None => make(path, weights, door, options)?,
+    };
+    packed.entry(key).or_insert_with(|| path.to_string());
     let receipt = proj.receipt().clone();
     let seat = host.seat_mut(path).ok_or_else(missing)?;
     seat.bind(proj, options.mode)?;

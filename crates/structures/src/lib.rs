@@ -1,7 +1,7 @@
 //! The registry and front door: which implementations are linked, what they take, and which seat is served by which.
 //!
 //! - [`get`] and [`list`] look into the registry; a refusal says what exists.
-//! - [`linear_proj()`] is the typed door to an implementation of that structure.
+//! - [`linear_proj()`] and [`decode_loop()`] are the typed doors to implementations of those structures.
 //! - [`bind`] puts implementations into a host's seats by [`Rule`], and returns a [`Plan`] that [`Plan::table`] prints: bound,
 //!   dispatched, kept at the host, refused, each with its reason. [`explain`] says the same of a host as it stands.
 //!
@@ -54,6 +54,14 @@ pub fn get(structure: &str, variant: &str) -> Result<&'static Registration, Refu
 /// As [`get`], and [`Refusal::ForeignFactory`] when the crate was built against another version of `linear-proj`.
 pub fn linear_proj(variant: &str) -> Result<Door, Refusal> {
     Door::of(get(linear_proj::STRUCTURE, variant)?)
+}
+
+/// The door to a variant of `decode_loop`.
+///
+/// # Errors
+/// As [`get`], and [`Refusal::ForeignFactory`] when the crate was built against another version of `decode-loop`.
+pub fn decode_loop(variant: &str) -> Result<decode_loop::Door, Refusal> {
+    decode_loop::Door::of(get(decode_loop::STRUCTURE, variant)?)
 }
 
 /// The README's example, kept compiling and running.

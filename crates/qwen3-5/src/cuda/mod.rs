@@ -5,25 +5,55 @@
 //! what a kernel does is in its header, `cuda/*.h`.
 #![allow(unsafe_code, reason = "the launchers are C functions")]
 
+mod bf16_kv;
+mod bf16_linear;
+mod experts;
+mod gated_delta;
 mod rows;
 
 use std::ffi::CStr;
 
 use device::{Stream, View, ViewMut};
-use structure_core::{DType, Place, Refusal};
+use structure_core::{Bound, DType, Place, Refusal};
 
 use crate::ffi;
 
-pub use rows::Embed;
+pub use bf16_kv::Bf16Kv;
+pub use bf16_linear::Bf16Linear;
+pub use experts::{ExpertsDown, ExpertsGateUp, ExpertsShape, Route};
+pub use gated_delta::{DeltaLayer, DeltaParameters, DeltaRows, DeltaShape, DeltaState};
+pub use rows::{AddNorm, Embed, Norm, OutputGate, QkNormRope, SiluMul};
 
-/// Loads every kernel into the context of a stream's device, so that no later call does.
+/// Loads every kernel but those of projections and stores, which load their own, into the context of a stream's device, so that no later call does.
 ///
 /// # Errors
 /// [`Refusal::Cuda`].
 pub fn prepare(stream: &Stream) -> Result<(), Refusal> {
     stream.device().make_current()?;
-    // SAFETY: the device's context is current.
-    check("qwen3_5_rows_prepare", unsafe { ffi::qwen3_5_rows_prepare() })
+    // SAFETY: the device's context is current, for all of these.
+    check("qwen3_5_rows_prepare", unsafe { ffi::qwen3_5_rows_prepare() })?;
+    // SAFETY: as above.
+    check("qwen3_5_experts_prepare", unsafe { ffi::qwen3_5_experts_prepare() })?;
+    // SAFETY: as above.
+    check("qwen3_5_gated_delta_prepare", unsafe { ffi::qwen3_5_gated_delta_prepare() })
+}
+
+/// Refuses a width that is not one of 8, 16, ... `most`.
+fn eights(what: &str, dim: &'static str, value: usize, most: usize) -> Result<(), Refusal> {
+    takes(what, dim, value, Bound { min: 8, max: most as u64, multiple_of: 8 })
+}
+
+/// Refuses a dimension outside of `least..=most`.
+fn within(what: &str, dim: &'static str, value: usize, least: usize, most: usize) -> Result<(), Refusal> {
+    takes(what, dim, value, Bound { min: least as u64, max: most as u64, multiple_of: 1 })
+}
+
+fn takes(what: &str, dim: &'static str, value: usize, bound: Bound) -> Result<(), Refusal> {
+    let value = value as u64;
+    if bound.takes(value) {
+        return Ok(());
+    }
+    Err(Refusal::DimOutside { what: what.to_string(), dim, value, bound })
 }
 
 /// The address of a view that a call on `stream` reads, if it has the type and the elements that the call needs.

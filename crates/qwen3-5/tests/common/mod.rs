@@ -7,9 +7,11 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use qwen3_5::{Generate, Model};
+use decode_loop::{Arm, Door, Generation, LoopOptions, Request, Sampler, Sequence};
+use qwen3_5::{CpuModel, Model};
 use safetensors::SafeTensors;
 use serde::Deserialize;
+use structure_core::Refusal;
 
 pub fn assets() -> PathBuf {
     std::env::var_os("STRUCTURES_ASSETS")
@@ -74,7 +76,16 @@ pub fn valid_tokens() -> Vec<u32> {
     bytes.as_chunks::<2>().0.iter().map(|&id| u32::from(u16::from_le_bytes(id))).collect()
 }
 
+/// Greedy tokens, in the model's own window.
 pub fn generate(model: &mut Model, prompt: &[u32], max_new: usize) -> Vec<u32> {
-    let options = Generate { max_new, stop: &[] };
-    model.generate(prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap().tokens
+    try_generate(model, prompt, max_new).unwrap().tokens
+}
+
+pub fn try_generate(model: &mut Model, prompt: &[u32], max_new: usize) -> Result<Generation, Refusal> {
+    let window = model.config().max_position_embeddings;
+    let options = LoopOptions { sequence: Sequence { window, ..Sequence::default() } };
+    let mut host = CpuModel::new(model);
+    let mut decode = Door::of(&decode_loop_whole_step::ENTRY)?.build(Arm::Cpu(&mut host), &options)?;
+    let request = Request { prompt, max_new, stop: &[], sampler: Sampler::Greedy };
+    decode.generate(&request, &mut |_| ControlFlow::Continue(()))
 }

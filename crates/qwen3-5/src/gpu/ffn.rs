@@ -1,0 +1,76 @@
+//! The dense feed-forward: `down(silu(gate(x)) * up(x))`.
+
+use device::{Buffer, Stream, ViewMut};
+use half::bf16;
+use structure_core::Refusal;
+
+use super::layer::Pass;
+use crate::cuda::SiluMul;
+use crate::ffn::DenseFfn;
+use crate::seats::SeatId;
+
+pub(crate) struct CudaFfn {
+    gate_proj: SeatId,
+    up_proj: SeatId,
+    down_proj: SeatId,
+}
+
+/// What a feed-forward works in.
+pub(crate) struct FfnScratch {
+    /// `[rows, intermediate]`, as the two after it.
+    gate: Buffer<bf16>,
+    up: Buffer<bf16>,
+    activated: Buffer<bf16>,
+}
+
+impl FfnScratch {
+    pub fn bytes(rows: usize, intermediate: usize) -> u64 {
+        (3 * rows * intermediate * size_of::<bf16>()) as u64
+    }
+
+    pub fn new(stream: &Stream, rows: usize, intermediate: usize) -> Result<Self, Refusal> {
+        let buffer = || Buffer::zeros(stream, &[rows, intermediate]);
+        Ok(FfnScratch { gate: buffer()?, up: buffer()?, activated: buffer()? })
+    }
+}
+
+impl CudaFfn {
+    pub fn new(ffn: &DenseFfn) -> Self {
+        let [gate_proj, up_proj, down_proj] = ffn.seats();
+        CudaFfn { gate_proj, up_proj, down_proj }
+    }
+
+    /// From the normed rows to the features that `down` reads.
+    fn activate(&self, pass: &mut Pass<'_>, scratch: &mut FfnScratch) -> Result<(), Refusal> {
+        let rows = pass.rows;
+        pass.seats.project(self.gate_proj, pass.x.view(), scratch.gate.view_mut(), rows)?;
+        pass.seats.project(self.up_proj, pass.x.view(), scratch.up.view_mut(), rows)?;
+        let width = scratch.gate.shape()[1];
+        let call = SiluMul {
+            gate: scratch.gate.view(),
+            up: scratch.up.view(),
+            out: scratch.activated.view_mut(),
+            rows,
+            width,
+        };
+        call.queue(pass.stream)
+    }
+
+    /// From the normed rows to `update`.
+    pub fn forward(&self, pass: &mut Pass<'_>, scratch: &mut FfnScratch) -> Result<(), Refusal> {
+        self.activate(pass, scratch)?;
+        let out = pass.update.view_mut();
+        pass.seats.project(self.down_proj, scratch.activated.view(), out, pass.rows)
+    }
+
+    /// From the normed rows to rows elsewhere.
+    pub fn forward_to(
+        &self,
+        pass: &mut Pass<'_>,
+        scratch: &mut FfnScratch,
+        out: ViewMut<'_>,
+    ) -> Result<(), Refusal> {
+        self.activate(pass, scratch)?;
+        pass.seats.project(self.down_proj, scratch.activated.view(), out, pass.rows)
+    }
+}
