@@ -365,11 +365,11 @@ fn layers_start_early(arm: &Arm) {
         let ExpertsShape { experts, top_k, hidden, intermediate } = shape;
         let gates = buffer(
             &stream,
-            &normals(&mut random, experts * 2 * intermediate * hidden, 0.6 / (hidden as f32).sqrt()),
+            &normals(&mut random, experts * 2 * intermediate * hidden, 0.3 / (hidden as f32).sqrt()),
         );
         let downs = buffer(
             &stream,
-            &normals(&mut random, experts * hidden * intermediate, 0.6 / (intermediate as f32).sqrt()),
+            &normals(&mut random, experts * hidden * intermediate, 0.3 / (intermediate as f32).sqrt()),
         );
         let logits: Vec<_> =
             (0..LAYERS).map(|_| buffer(&stream, &random.normals(rows * experts, 1.0))).collect();

@@ -94,53 +94,41 @@ __device__ float dot(const uint4 &weights, const Floats &x, float sum) {
     return sum;
 }
 
-__device__ void copy_async(uint4 *to_shared, const uint4 *from) {
-    const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(to_shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 constexpr int GATE_UP_LOADS = 4;  // a lane has under way of each of the two rows of weights
-constexpr int MAX_HIDDEN = 24576;
 
-// A block has one slot of one row, a warp one feature of it: two rows of the bank.
+// A warp has one feature of one slot of one row: two rows of the bank.
 __global__ void __launch_bounds__(WARPS *WARP, 4) gate_up(qwen3_5_experts_gate_up_call call) {
-    extern __shared__ uint4 x[];  // the row
     // In this order: see qwen3_5_experts_down_call.
     wait_for_previous();
     let_next_start();
-    const uint32_t slots = static_cast<uint32_t>(call.rows * call.top_k), slot = blockIdx.x % slots;
+    const uint32_t slots = static_cast<uint32_t>(call.rows * call.top_k);
+    const uint32_t slot = blockIdx.x % slots;
+    const int64_t row = slot / static_cast<uint32_t>(call.top_k);
     const int64_t feature = static_cast<int64_t>(blockIdx.x / slots) * WARPS + threadIdx.x / WARP;
     const int lane = static_cast<int>(threadIdx.x) % WARP, vectors = call.hidden / WIDTH;
-    const uint4 *const row = static_cast<const uint4 *>(call.x) + static_cast<int64_t>(slot / call.top_k) * vectors;
-    for (int i = static_cast<int>(threadIdx.x); i < vectors; i += WARPS * WARP) copy_async(x + i, row + i);
-
     const int64_t expert = call.ids[slot];
-    const int there = expert >= 0 && expert < call.experts ? vectors : 0;
-    const uint4 *const gates = static_cast<const uint4 *>(call.bank) + (expert * 2 * call.intermediate + feature) * vectors;
-    const uint4 *const ups = gates + static_cast<int64_t>(call.intermediate) * vectors;
-    uint4 gate_bits[GATE_UP_LOADS], up_bits[GATE_UP_LOADS];
-#pragma unroll
-    for (int i = 0; i < GATE_UP_LOADS; i++) {
-        if (lane + i * WARP >= there) continue;
-        gate_bits[i] = load_streaming(gates + lane + i * WARP);
-        up_bits[i] = load_streaming(ups + lane + i * WARP);
-    }
-    wait_for_copies();
-    __syncthreads();
     float gate = 0.0f, up = 0.0f;
-    for (int first = lane; first < there; first += GATE_UP_LOADS * WARP) {
+    if (expert >= 0 && expert < call.experts) {
+        const uint4 *x = static_cast<const uint4 *>(call.x) + row * vectors;
+        const uint4 *gates = static_cast<const uint4 *>(call.bank) + (expert * 2 * call.intermediate + feature) * vectors;
+        const uint4 *ups = gates + static_cast<int64_t>(call.intermediate) * vectors;
+        for (int first = lane; first < vectors; first += GATE_UP_LOADS * WARP) {
+            uint4 gate_bits[GATE_UP_LOADS], up_bits[GATE_UP_LOADS];
 #pragma unroll
-        for (int i = 0; i < GATE_UP_LOADS; i++) {
-            const int at = first + i * WARP, next = at + GATE_UP_LOADS * WARP;
-            if (at >= there) continue;
-            const Floats eight = bf16x8::unpack(x[at]);
-            gate = dot(gate_bits[i], eight, gate);
-            up = dot(up_bits[i], eight, up);
-            if (next >= there) continue;
-            gate_bits[i] = load_streaming(gates + next);
-            up_bits[i] = load_streaming(ups + next);
+            for (int i = 0; i < GATE_UP_LOADS; i++) {
+                const int at = first + i * WARP;
+                if (at >= vectors) continue;
+                gate_bits[i] = load_streaming(gates + at);
+                up_bits[i] = load_streaming(ups + at);
+            }
+#pragma unroll
+            for (int i = 0; i < GATE_UP_LOADS; i++) {
+                const int at = first + i * WARP;
+                if (at >= vectors) continue;
+                const Floats eight = bf16x8::unpack(load_cached(x + at));
+                gate = dot(gate_bits[i], eight, gate);
+                up = dot(up_bits[i], eight, up);
+            }
         }
     }
     gate = bf16x8::warp_sum(gate);
@@ -169,7 +157,7 @@ __device__ Slot sort_slots(const qwen3_5_experts_down_call &call, int64_t row, i
         expert = call.experts;
         weight = 0.0f;
     }
-    int rank = 0, slot = 0;
+    int rank = 0, slot = lane;  // of a lane past the slots: itself, which has no expert
     for (int other = 0; other < call.top_k; other++) {
         const int theirs = __shfl_sync(ALL, expert, other);
         rank += theirs < expert || (theirs == expert && other < lane);
@@ -179,13 +167,13 @@ __device__ Slot sort_slots(const qwen3_5_experts_down_call &call, int64_t row, i
     return {slot, __shfl_sync(ALL, expert, slot), __shfl_sync(ALL, weight, slot)};
 }
 
-constexpr int DOWN_LOADS = 16;  // of weights that a lane has under way
-constexpr int DOWN_ACTS = 4;    // of activations
+constexpr int DOWN_LOADS = 8;  // of weights that a lane has under way
+constexpr int DOWN_ACTS = 4;   // of activations
 
 // A warp has one feature of one row: a row of weights of each of its experts, in pieces of Chunks x 32 vectors. The first of these
 // are under way before the kernel before is over.
 template <int Chunks>
-__global__ void __launch_bounds__(WARPS *WARP, 2) down(qwen3_5_experts_down_call call) {
+__global__ void __launch_bounds__(WARPS *WARP, 3) down(qwen3_5_experts_down_call call) {
     constexpr int SLOTS = DOWN_LOADS / Chunks, SLOTS_OF_X = DOWN_ACTS / Chunks, PIECE = Chunks * WARP;
     let_next_start();
     const uint32_t rows = static_cast<uint32_t>(call.rows);
@@ -258,12 +246,11 @@ bool fits(int64_t rows, int32_t experts, int32_t top_k) {
 bool is_width(int32_t width) { return width > 0 && width % WIDTH == 0; }
 
 template <typename Call>
-cudaError_t launch(void (*kernel)(Call), const Call &call, int64_t blocks, int warps, size_t shared, cudaStream_t stream) {
+cudaError_t launch(void (*kernel)(Call), const Call &call, int64_t blocks, int warps, cudaStream_t stream) {
     if (blocks == 0) return cudaSuccess;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
     const bool overlap = call.overlap != 0;
-    const Launch launch = {.blocks = blocks, .threads = warps * WARP, .shared = shared, .overlap = overlap, .stream = stream};
-    return launch_kernel(launch, kernel, call);
+    return launch_kernel({.blocks = blocks, .threads = warps * WARP, .overlap = overlap, .stream = stream}, kernel, call);
 }
 
 using Route = void (*)(qwen3_5_route_call);
@@ -291,14 +278,13 @@ extern "C" int qwen3_5_route(const qwen3_5_route_call *call, cudaStream_t stream
     if (!fits(call->rows, call->experts, call->top_k)) return cudaErrorInvalidValue;
     if (call->experts > MAX_EXPERTS || call->top_k > call->experts) return cudaErrorInvalidValue;
     const Route kernel = ROUTES[call->experts > 8 * WARP];
-    return launch(kernel, *call, (call->rows + ROUTED_ROWS - 1) / ROUTED_ROWS, ROUTED_ROWS, 0, stream);
+    return launch(kernel, *call, (call->rows + ROUTED_ROWS - 1) / ROUTED_ROWS, ROUTED_ROWS, stream);
 }
 
 extern "C" int qwen3_5_experts_gate_up(const qwen3_5_experts_gate_up_call *call, cudaStream_t stream) {
     if (!fits(call->rows, call->experts, call->top_k)) return cudaErrorInvalidValue;
-    if (!is_width(call->hidden) || call->hidden > MAX_HIDDEN || !is_width(call->intermediate)) return cudaErrorInvalidValue;
-    const size_t row = call->hidden * sizeof(__nv_bfloat16);
-    return launch(gate_up, *call, call->rows * call->top_k * (call->intermediate / WARPS), WARPS, row, stream);
+    if (!is_width(call->hidden) || !is_width(call->intermediate)) return cudaErrorInvalidValue;
+    return launch(gate_up, *call, call->rows * call->top_k * (call->intermediate / WARPS), WARPS, stream);
 }
 
 // The order of a sum depends on the width alone.
@@ -306,5 +292,5 @@ extern "C" int qwen3_5_experts_down(const qwen3_5_experts_down_call *call, cudaS
     if (!fits(call->rows, call->experts, call->top_k)) return cudaErrorInvalidValue;
     if (!is_width(call->hidden) || !is_width(call->intermediate)) return cudaErrorInvalidValue;
     const Down kernel = DOWNS[call->intermediate > WIDTH * WARP];
-    return launch(kernel, *call, call->rows * (call->hidden / WARPS), WARPS, 0, stream);
+    return launch(kernel, *call, call->rows * (call->hidden / WARPS), WARPS, stream);
 }

@@ -38,7 +38,7 @@ typedef struct {
     int64_t rows;
     int32_t experts;
     int32_t top_k;        /* at most 16 */
-    int32_t hidden;       /* a multiple of 8, as is `intermediate`, and at most 24576 */
+    int32_t hidden;       /* a multiple of 8, as is `intermediate` */
     int32_t intermediate;
     int32_t overlap;
 } qwen3_5_experts_gate_up_call;

@@ -13,10 +13,8 @@ use crate::ffi;
 const EXPERTS: usize = 512;
 /// The most experts of a row.
 const TOP_K: usize = 16;
-/// The widest row of the residual stream.
-const HIDDEN: usize = 24_576;
-/// The widest expert: no model's.
-const INTERMEDIATE: usize = 1 << 24;
+/// The widest hidden size and expert: no model's.
+const WIDTH: usize = 1 << 24;
 
 /// The `top_k` most probable of all experts under the softmax of each row's logits, by falling probability and, where equal, rising
 /// id; their weights are the probabilities, scaled to sum 1. A row with a NaN gets experts 0, 1, ... and weights of NaN.
@@ -69,7 +67,7 @@ pub struct ExpertsShape {
     pub experts: usize,
     /// Experts of a row, at most 16.
     pub top_k: usize,
-    /// Elements of a row of the residual stream, at most 24,576.
+    /// Elements of a row of the residual stream.
     pub hidden: usize,
     /// Features of an expert.
     pub intermediate: usize,
@@ -79,8 +77,8 @@ impl ExpertsShape {
     fn check(&self) -> Result<(), Refusal> {
         within("experts", "experts", self.experts, 1, i32::MAX as usize)?;
         within("experts", "top_k", self.top_k, 1, TOP_K)?;
-        eights("experts", "hidden", self.hidden, HIDDEN)?;
-        eights("experts", "intermediate", self.intermediate, INTERMEDIATE)
+        eights("experts", "hidden", self.hidden, WIDTH)?;
+        eights("experts", "intermediate", self.intermediate, WIDTH)
     }
 }
 
