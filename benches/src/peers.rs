@@ -20,11 +20,22 @@ struct Call {
     peer: String,
     format: String,
     what: String,
-    n: usize,
-    k: usize,
-    m: usize,
+    #[serde(flatten)]
+    dims: Dims,
     #[serde(flatten)]
     outcome: Outcome,
+}
+
+/// Those of a projection, or of a call of a decode loop.
+#[derive(Debug, Deserialize)]
+struct Dims {
+    n: Option<usize>,
+    k: Option<usize>,
+    m: Option<usize>,
+    rows: Option<usize>,
+    ctx: Option<usize>,
+    shape: Option<String>,
+    binding: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -64,11 +75,13 @@ impl Peers {
 
     /// Adds its rows to ours. Their floors are the bytes of their own formats over our read bandwidth.
     pub fn add_to(self, results: &mut Results) {
-        for Call { peer, format, what, n, k, m, outcome } in self.rows {
+        for Call { peer, format, what, dims, outcome } in self.rows {
+            let Dims { n, k, m, rows, ctx, shape, binding } = dims;
             match outcome {
                 Outcome::Time { us, bytes } => {
-                    let row = Row::new("", &what, us, bytes, results.read_gbs).of_projection(n, k, m);
-                    results.rows.push(Row { callee: Callee::Peer(peer), format: Some(format), ..row });
+                    let (callee, format) = (Callee::Peer(peer), Some(format));
+                    let row = Row::new("", &what, us, bytes, results.read_gbs);
+                    results.rows.push(Row { callee, format, n, k, m, rows, ctx, shape, binding, ..row });
                 }
                 Outcome::Failure { problem } => fail(&mut results.unmeasured, peer, format, problem),
             }

@@ -10,8 +10,12 @@ use crate::results::{Results, Row};
 const SIZE: (u32, u32) = (880, 560);
 const FONT: &str = "sans-serif";
 /// The row counts that are drawn, with a colour each.
-const ROWS: [(usize, RGBColor); 3] =
-    [(1, RGBColor(0, 90, 181)), (8, RGBColor(220, 140, 0)), (16, RGBColor(200, 40, 40))];
+const ROWS: [(usize, RGBColor); 4] = [
+    (1, RGBColor(0, 90, 181)),
+    (7, RGBColor(30, 150, 90)),
+    (8, RGBColor(220, 140, 0)),
+    (16, RGBColor(200, 40, 40)),
+];
 /// Peers are drawn at one row, as crosses in these greys.
 const GREYS: [RGBColor; 3] = [RGBColor(110, 110, 110), RGBColor(160, 160, 160), RGBColor(200, 200, 200)];
 
@@ -29,9 +33,14 @@ pub fn path(results: &Results, id: &str, folder: &Path) -> PathBuf {
 pub fn draw(results: &Results, id: &str, folder: &Path) -> Result<PathBuf> {
     let path = path(results, id, folder);
     let rows: Vec<&Row> =
-        results.rows_of(id).filter(|row| ROWS.iter().any(|(m, _)| row.m == Some(*m))).collect();
+        results.rows_of(id).filter(|row| ROWS.iter().any(|(m, _)| count(row) == Some(*m))).collect();
     chart(results, id, &rows, &path).with_context(|| path.display().to_string())?;
     Ok(path)
+}
+
+/// The rows of a call of either kind.
+fn count(row: &Row) -> Option<usize> {
+    row.m.or(row.rows)
 }
 
 /// Megabytes that a call must move: its floor at the measured bandwidth.
@@ -73,10 +82,15 @@ fn chart(results: &Results, id: &str, rows: &[&Row], path: &Path) -> Result<()> 
         .label(format!("floor at {gbs:.0} GB/s"))
         .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], BLACK));
     for (m, colour) in ROWS {
-        let points = rows.iter().filter(|row| row.m == Some(m)).map(|row| (megabytes(row, gbs), row.us));
+        let points = rows.iter().filter(|row| count(row) == Some(m)).map(|row| (megabytes(row, gbs), row.us));
+        let points: Vec<(f64, f64)> = points.collect();
+        if points.is_empty() {
+            continue;
+        }
+        let name = if rows.iter().any(|row| row.is_of_loop()) { "rows" } else { "M" };
         chart
-            .draw_series(points.map(|point| Circle::new(point, 5, colour.filled())))?
-            .label(format!("M = {m}"))
+            .draw_series(points.into_iter().map(|point| Circle::new(point, 5, colour.filled())))?
+            .label(format!("{name} = {m}"))
             .legend(move |(x, y)| Circle::new((x + 9, y), 5, colour.filled()));
     }
     let peers = peers(results, rows);
@@ -89,7 +103,7 @@ fn chart(results: &Results, id: &str, rows: &[&Row], path: &Path) -> Result<()> 
             peers.iter().filter(|row| row.peer() == Some(name)).map(|row| (megabytes(row, gbs), row.us));
         chart
             .draw_series(points.map(|point| Cross::new(point, 4, grey)))?
-            .label(format!("{name}, M = 1"))
+            .label(format!("{name}, one row"))
             .legend(move |(x, y)| Cross::new((x + 9, y), 4, grey));
     }
     chart.draw_series(labels(rows, &peers, gbs))?;
@@ -104,31 +118,46 @@ fn chart(results: &Results, id: &str, rows: &[&Row], path: &Path) -> Result<()> 
     Ok(())
 }
 
-/// The peers' calls of one row with the same weights.
+/// The peers' calls of one row with the same weights, or of the same part of a loop.
 fn peers<'a>(results: &'a Results, rows: &[&Row]) -> Vec<&'a Row> {
-    let weights = rows.first().and_then(|row| row.weights());
-    let is_peer = |row: &&Row| row.peer().is_some() && row.m == Some(1) && row.weights() == weights;
+    let first = rows.first();
+    let (weights, what) = (first.and_then(|row| row.weights()), first.map(|row| row.what.as_str()));
+    let is_of_loop = first.is_some_and(|row| row.is_of_loop());
+    let is_same = |row: &Row| match is_of_loop {
+        true => row.is_of_loop() && what == Some(row.what.as_str()),
+        false => row.weights() == weights,
+    };
+    let is_peer = |row: &&Row| row.peer().is_some() && count(row) == Some(1) && is_same(row);
     results.rows.iter().filter(is_peer).collect()
+}
+
+/// What a point is of.
+fn subject(row: &Row) -> String {
+    match (row.n, row.k, row.ctx, &row.binding) {
+        (Some(n), Some(k), ..) => format!("{n} x {k}"),
+        (.., Some(binding)) => format!("{}, {binding}", row.shape.as_deref().unwrap_or_default()),
+        (_, _, Some(ctx), None) => format!("{ctx} positions"),
+        _ => row.shape.clone().unwrap_or_default(),
+    }
 }
 
 /// The shape of each point of M = 1 and its share of the floor, to the lower right of the point. Where a second shape moves the
 /// same bytes, its label goes above their points.
 fn labels(rows: &[&Row], peers: &[&Row], gbs: f64) -> Vec<Text<'static, (f64, f64), String>> {
     let mut points: Vec<(f64, &Row)> =
-        rows.iter().filter(|row| row.m == Some(1)).map(|row| (megabytes(row, gbs), *row)).collect();
+        rows.iter().filter(|row| count(row) == Some(1)).map(|row| (megabytes(row, gbs), *row)).collect();
     points.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     let mut labels = Vec::with_capacity(points.len());
     let mut last = 0f64;
     for (mb, row) in points {
-        let there = rows.iter().chain(peers).filter(|other| (other.n, other.k) == (row.n, row.k));
+        let there = rows.iter().chain(peers).filter(|other| subject(other) == subject(row));
         let slowest = there.map(|other| other.us);
         let at = match mb < last * 1.05 {
             true => (mb / 1.6, slowest.fold(row.us, f64::max) * 1.35),
             false => (mb * 1.03, row.us / 1.22),
         };
         last = mb;
-        let (n, k) = (row.n.unwrap_or_default(), row.k.unwrap_or_default());
-        let label = format!("{n} x {k}: {:.0} %", row.ratio * 100.0);
+        let label = format!("{}: {:.0} %", subject(row), row.ratio * 100.0);
         labels.push(Text::new(label, at, (FONT, 12).into_font()));
     }
     labels
@@ -152,7 +181,7 @@ mod tests {
     #[test]
     fn peers_of_the_same_weights_are_in_the_legend() {
         let picture = drawn("linear_proj/w8a16_static");
-        for text in ["floor at 1000 GB/s", "M = 16", "gemlite 0.6, M = 1", "humming 0.1.20, M = 1"] {
+        for text in ["floor at 1000 GB/s", "M = 16", "gemlite 0.6, one row", "humming 0.1.20, one row"] {
             assert!(picture.contains(text), "{text}");
         }
         assert!(!picture.contains("cublas"), "its weights are BF16");

@@ -22,6 +22,18 @@ const DECODE: [&str; 10] = [
     "no overlap",
     "best peer",
 ];
+const LOOP: [&str; 10] = [
+    "what",
+    "shape",
+    "context",
+    "binding",
+    "rows",
+    "time",
+    "floor / time",
+    "tokens/s",
+    "launches",
+    "best peer",
+];
 const PROMPT: [&str; 5] = ["N x K", "M = 2048", "TFLOP/s", "best BF16 peer", "best peer of these weights"];
 
 /// The README with its tables written anew. `pending` is `results/PENDING.md`, or empty.
@@ -52,6 +64,8 @@ fn section(results: &Results, pending: &str) -> String {
         let shapes = shapes(results, id);
         text += &table(&DECODE, shapes.iter().map(|&shape| decode(results, id, shape)).collect());
         text += &table(&PROMPT, shapes.iter().filter_map(|&shape| prompt(results, id, shape)).collect());
+        let loops = results.rows_of(id).filter(|row| row.is_of_loop());
+        text += &table(&LOOP, loops.map(|row| loop_cells(results, row)).collect());
     }
     text
 }
@@ -115,6 +129,24 @@ fn decode(results: &Results, id: &str, (n, k): (usize, usize)) -> Vec<String> {
     cells.push(call(8).map(us).unwrap_or_default());
     cells.extend(beside_peers(16));
     cells
+}
+
+fn loop_cells(results: &Results, row: &Row) -> Vec<String> {
+    let dim = |dim: Option<usize>| dim.map(|dim| dim.to_string()).unwrap_or_default();
+    let time = if row.us < 1e3 { us(row) } else { format!("{:.2} ms", row.us / 1e3) };
+    let peer = results.best_peer_of_any(row);
+    vec![
+        row.what.replace('_', " "),
+        row.shape.clone().unwrap_or_default(),
+        dim(row.ctx),
+        row.binding.clone().unwrap_or_default(),
+        dim(row.rows),
+        time,
+        format!("{:.2}", row.ratio),
+        row.tok_s.map(|tok_s| format!("{tok_s:.0}")).unwrap_or_default(),
+        dim(row.launches),
+        peer.map(|peer| format!("{} ({})", us(peer), name(peer))).unwrap_or_default(),
+    ]
 }
 
 fn prompt(results: &Results, id: &str, (n, k): (usize, usize)) -> Option<Vec<String>> {

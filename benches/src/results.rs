@@ -144,6 +144,11 @@ impl Row {
         Row { shape: Some(shape.to_string()), rows: Some(rows), ctx, ..self }
     }
 
+    /// Whether it is a call of a decode loop or of a part of one, not of a projection.
+    pub fn is_of_loop(&self) -> bool {
+        self.shape.is_some()
+    }
+
     /// The implementation, when it is one of ours.
     pub fn id(&self) -> Option<&str> {
         match &self.callee {
