@@ -291,8 +291,8 @@ __device__ uint32_t find_cut(Shared &shared, const Logits &logits, Measure measu
     return cut;
 }
 
-// Takes off `left` what blocks and warps before this warp brought to a slot's reduction; whether the rest is less than what this warp
-// brought.
+// Takes off `left` what blocks and warps before this warp brought to a slot's reduction; says whether the rest is less than what
+// this warp brought.
 __device__ __forceinline__ bool holds(const Shared &shared, int slot, uint64_t &left) {
     for (int other = 0; other < block(); ++other) left -= shared.of_blocks[slot][other];
     for (int other = 0; other < warp(); ++other) left -= shared.of_warps[other];
