@@ -17,19 +17,8 @@
 namespace attention::flash {
 namespace {
 
-// A tile of `Warps` * 16 queries and half as many keys.
-template <typename Element_, int Dim, int Warps>
-struct Form;
-
-// The byte at which chunk `chunk` of 8 elements of a row lies, of rows of `Form::ROW_BYTES`: chunks change places by row, so that
-// the same chunk of 8 rows meets all banks. A multiple of 8 rows on it is the same plus their bytes; chunk `c ^ d` is at the byte
-// ^ 16 d, of memory aligned to a row.
-template <typename Form>
-__device__ __forceinline__ constexpr uint32_t place(int row, int chunk) {
-    return row * Form::ROW_BYTES + (chunk ^ row % 8) * 16;
-}
-
 struct Bf16Product {
+    static constexpr bool HALF = false;
     __device__ static void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         mma_m16n8k16(d, a, b0, b1);
     }
@@ -39,14 +28,10 @@ struct Bf16Product {
     }
     // Whether either of two elements is infinite or NaN: then one more in the last place of the exponent is a sign.
     __device__ static bool not_finite(uint32_t pair) { return (((pair & 0x7fff7fffu) + 0x00800080u) & 0x80008000u) != 0; }
-    __device__ static bool not_finite(uint16_t element) { return not_finite(static_cast<uint32_t>(element)); }
-    template <typename Form>
-    __device__ static void prepare_queries(uint4 *, float (&scale)[2], int) {
-        scale[0] = scale[1] = 1.0f;
-    }
 };
 
 struct Fp16Product {
+    static constexpr bool HALF = true;
     __device__ static void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
             "{%0, %1, %2, %3};"
@@ -58,44 +43,42 @@ struct Fp16Product {
         return *reinterpret_cast<const uint32_t *>(&pair);
     }
     __device__ static bool not_finite(uint32_t pair) { return (((pair & 0x7fff7fffu) + 0x04000400u) & 0x80008000u) != 0; }
-    __device__ static bool not_finite(uint16_t element) { return not_finite(static_cast<uint32_t>(element)); }
+};
 
-    // Makes a warp's 16 queries FP16, and says by what the scores of rows g and g + 8 are to be multiplied.
-    template <typename Form>
-    __device__ static void prepare_queries(uint4 *queries, float (&scale)[2], int lane) {
-        scale[0] = scale[1] = 1.0f;
-        for (int row = 0; row < 16; row++) {
-            uint4 *at = reinterpret_cast<uint4 *>(reinterpret_cast<unsigned char *>(queries) + place<Form>(row, lane));
-            const bool there = lane < Form::CHUNKS;
-            uint4 eight = there ? *at : make_uint4(0, 0, 0, 0);
-            uint32_t (&pairs)[4] = *reinterpret_cast<uint32_t(*)[4]>(&eight);
-            uint32_t largest = 0;
+template <typename Element>
+using Product = std::conditional_t<std::is_same_v<Element, __nv_bfloat16>, Bf16Product, Fp16Product>;
+
+__device__ __forceinline__ uint4 *at_byte(void *memory, uint32_t byte) {
+    return reinterpret_cast<uint4 *>(static_cast<unsigned char *>(memory) + byte);
+}
+
+// Makes a warp's 16 queries, from row `first` on, the products' type, and says by what the scores of its rows g and g + 8 are to
+// be multiplied.
+template <typename Form>
+__device__ __forceinline__ void prepare_queries(uint4 *queries, int first, float (&scale)[2], int lane) {
+    scale[0] = scale[1] = 1.0f;
+    if (!Form::Product::HALF) return;
+    const bool there = lane < Form::CHUNKS;
+    for (int row = 0; row < 16; row++) {
+        uint4 *at = at_byte(queries, Form::place(first + row, there ? lane : 0));
+        uint4 eight = there ? *at : make_uint4(0, 0, 0, 0);
+        uint32_t(&pairs)[4] = *reinterpret_cast<uint32_t(*)[4]>(&eight);
+        uint32_t largest = 0;
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                largest = max(largest, max(pairs[i] & 0x7fffu, pairs[i] >> 16 & 0x7fffu));
-            largest = __reduce_max_sync(~0u, largest);
-            // Exponents are biased by 127. Powers beyond 2^-126 and 2^126 would not do.
-            const int exponent = largest == 0 ? 0 : min(max(14 - (static_cast<int>(largest >> 7) - 127), -126), 126);
-            const float power = __int_as_float((127 + exponent) << 23);
+        for (int i = 0; i < 4; i++) largest = max(largest, max(pairs[i] & 0x7fffu, pairs[i] >> 16 & 0x7fffu));
+        largest = __reduce_max_sync(~0u, largest);
+        // The exponent of the largest is biased by 127. A power beyond 2^126 would not be a normal number.
+        const int exponent = largest == 0 ? 0 : min(14 + 127 - static_cast<int>(largest >> 7), 126);
+        const float power = __int_as_float((127 + exponent) << 23), inverse = __int_as_float((127 - exponent) << 23);
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                pairs[i] = pack(__uint_as_float(pairs[i] << 16) * power, __uint_as_float(pairs[i] & 0xffff0000u) * power);
-            if (there) *at = eight;
-            const float inverse = __int_as_float((127 - exponent) << 23);
-            if (row == lane / 4) scale[0] = inverse;
-            if (row == lane / 4 + 8) scale[1] = inverse;
-        }
-        __syncwarp();
+        for (int i = 0; i < 4; i++)
+            pairs[i] = Form::Product::pack(__uint_as_float(pairs[i] << 16) * power,
+                                           __uint_as_float(pairs[i] & 0xffff0000u) * power);
+        if (there) *at = eight;
+        if (row == lane / 4) scale[0] = inverse;
+        if (row == lane / 4 + 8) scale[1] = inverse;
     }
-};
-
-template <typename Element_, int Dim, int Warps>
-struct Form {
-    using Element = Element_;
-    using Product = std::conditional_t<std::is_same_v<Element, __nv_bfloat16>, Bf16Product, Fp16Product>;
-    static constexpr int DIM = Dim, THREADS = 32 * Warps, ROWS = 16 * Warps, KEYS = 8 * Warps;
-    static constexpr int CHUNKS = Dim / 8, ROW_BYTES = Dim * 2;
-};
+}
 
 }  // namespace
 }  // namespace attention::flash

@@ -6,6 +6,7 @@
 
 #include "attention.cuh"
 #include "attention_operands.cuh"
+#include "attention_softmax.cuh"
 #include "mbarrier.cuh"
 
 namespace attention::flash {
@@ -25,11 +26,63 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&matrix)[4], 
                  : "memory");
 }
 
-// Copies 16 bytes into shared memory, or zeros where they are not `there`.
+// Copies 16 or 8 bytes into shared memory, or zeros where they are not `there`.
 __device__ __forceinline__ void copy_async(uint32_t to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
+__device__ __forceinline__ void copy_eight_async(uint32_t to, const void *from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(there ? 8 : 0) : "memory");
+}
+// Waits for all of this thread's copies, or for those before the group that it closed last.
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_earlier_copies() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+
+// What a block has to do. Blocks are tiles of rows, the last and longest first, of each KV head, of each part of the keys.
+template <typename Form>
+struct Work {
+    int part, parts, head, first;  // `first` of the rows of the head's group
+    HeadRows heads;
+
+    __device__ Work(const Pages<typename Form::Element> &pages, const Queries &call, int tiles, int in_parts)
+        : part(blockIdx.x % in_parts), parts(in_parts), head(blockIdx.x / in_parts % pages.kv_heads),
+          first((tiles - 1 - static_cast<int>(blockIdx.x) / in_parts / pages.kv_heads) * Form::ROWS) {
+        const int group = call.heads / pages.kv_heads;
+        heads = {call.heads, head * group, group, static_cast<int>(call.rows)};
+    }
+};
+
+// The keys that a block meets, in tiles from `begin` to `end`.
+template <typename Form>
+struct Keys {
+    int position, rows_end, all_see, begin, end;  // `all_see`: the last position that all of the block's rows see
+
+    __device__ Keys(const Pages<typename Form::Element> &pages, const Queries &call, const Work<Form> &work)
+        : position(*call.position), all_see(position + work.heads.row(work.first)) {
+        rows_end = static_cast<int>(min(static_cast<int64_t>(position) + call.rows, pages.window));
+        const int seen = min(position + work.heads.row(work.first + Form::ROWS - 1) + 1, rows_end);
+        const int tiles = (seen + Form::KEYS - 1) / Form::KEYS;
+        begin = tiles * work.part / work.parts, end = tiles * (work.part + 1) / work.parts;
+    }
+
+    // Whether some of the block's rows do not see all of a tile.
+    __device__ bool hides(int tile) const { return tile * Form::KEYS + Form::KEYS - 1 > all_see; }
+
+    // Of a warp whose rows start at `own` of the block's.
+    __device__ Softmax softmax(const Pages<typename Form::Element> &pages, const Work<Form> &work, int own, int lane) const {
+        constexpr float LOG2_E = 1.44269504f;
+        const float k_scale = pages.k_scales == nullptr ? 1.0f : pages.k_scales[work.head];
+        Softmax start;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            start.scale[half] = k_scale * rsqrtf(static_cast<float>(Form::DIM)) * LOG2_E;
+            start.top[half] = -INFINITY;
+            start.total[half] = 0.0f;
+            start.last[half] = position + work.heads.row(work.first + own + lane / 4 + 8 * half);
+        }
+        return start;
+    }
+};
 
 // Where the keys and values of one head lie, as far as position `end`.
 template <typename Form>
@@ -48,62 +101,78 @@ struct HeadPages {
     }
 };
 
-// A tile that all threads of the block fetch. It is on its way between `start` and `finish`, and there for all after
-// `wait_for_copies` and a barrier.
-template <typename Form, typename Element = typename Form::Element>
-struct Fetch;
-
-// Calls `with` with this thread's chunks of 8 elements: which one, its key and its chunk of the key's row.
-template <typename Form, typename With>
-__device__ __forceinline__ void each_chunk(const With &with) {
-#pragma unroll
-    for (int i = 0; i < Form::KEYS * Form::CHUNKS / Form::THREADS; i++) {
-        const int at = i * Form::THREADS + threadIdx.x;
+// Calls `with` with a thread's chunks of 8 elements of a tile: which one, its key and its
+// chunk of the key's row. `Threads` threads share the tile.
+template <typename Form, int Threads, int Unroll = Form::KEYS * Form::CHUNKS / Threads, typename With>
+__device__ __forceinline__ void each_chunk(int thread, const With &with) {
+#pragma unroll Unroll
+    for (int i = 0; i < Form::KEYS * Form::CHUNKS / Threads; i++) {
+        const int at = i * Threads + thread;
         with(i, at / Form::CHUNKS, at % Form::CHUNKS);
     }
 }
 
-template <typename Form>
-struct Fetch<Form, __nv_bfloat16> {
-    __device__ void start(uint4 *tile, const __nv_bfloat16 *from, const HeadPages<Form> &pages, int first) {
-        each_chunk<Form>([&](int, int key, int chunk) {
+// Loads that stay where they are written, so that all of a tile's are under way together.
+__device__ __forceinline__ uint2 load_eight(const __nv_fp8_e4m3 *address) {
+    uint2 value;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address) : "memory");
+    return value;
+}
+
+// The lower two codes as FP16, and all eight.
+__device__ __forceinline__ uint32_t fp16x2(uint32_t codes) {
+    const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
+    return pair.x | static_cast<uint32_t>(pair.y) << 16;
+}
+__device__ __forceinline__ uint4 fp16x8(uint2 codes) {
+    return make_uint4(fp16x2(codes.x), fp16x2(codes.x >> 16), fp16x2(codes.y), fp16x2(codes.y >> 16));
+}
+
+// A tile that `Threads` threads fetch. It is on its way between `start` and `finish`, and there for all after
+// `wait_for_copies` and a barrier.
+template <typename Form, int Threads, typename Element = typename Form::Element>
+struct Fetch;
+
+template <typename Form, int Threads>
+struct Fetch<Form, Threads, __nv_bfloat16> {
+    __device__ void start(uint4 *tile, const __nv_bfloat16 *from, const HeadPages<Form> &pages, int first, int thread) {
+        each_chunk<Form, Threads>(thread, [&](int, int key, int chunk) {
             const bool there = first + key < pages.end;
             const int64_t element = there ? pages.row(first + key) + chunk * 8 : 0;
-            copy_async(shared_address(tile) + place<Form>(key, chunk), from + element, there);
+            copy_async(shared_address(tile) + Form::place(key, chunk), from + element, there);
         });
     }
-    __device__ void finish(uint4 *) {}
+    __device__ void finish(uint4 *, int) {}
 };
 
-template <typename Form>
-struct Fetch<Form, __nv_fp8_e4m3> {
-    uint2 codes[Form::KEYS * Form::CHUNKS / Form::THREADS];
+template <typename Form, int Threads>
+struct Fetch<Form, Threads, __nv_fp8_e4m3> {
+    uint2 codes[Form::KEYS * Form::CHUNKS / Threads];
 
-    __device__ void start(uint4 *, const __nv_fp8_e4m3 *from, const HeadPages<Form> &pages, int first) {
-        each_chunk<Form>([&](int i, int key, int chunk) {
+    __device__ void start(uint4 *, const __nv_fp8_e4m3 *from, const HeadPages<Form> &pages, int first, int thread) {
+        each_chunk<Form, Threads>(thread, [&](int i, int key, int chunk) {
             codes[i] = make_uint2(0, 0);
             if (first + key < pages.end) codes[i] = load_eight(from + pages.row(first + key) + chunk * 8);
         });
     }
-    __device__ void finish(uint4 *tile) {
-        each_chunk<Form>([&](int i, int key, int chunk) {
-            *reinterpret_cast<uint4 *>(reinterpret_cast<unsigned char *>(tile) + place<Form>(key, chunk)) =
-                make_uint4(fp16x2(codes[i].x), fp16x2(codes[i].x >> 16), fp16x2(codes[i].y), fp16x2(codes[i].y >> 16));
+    __device__ void finish(uint4 *tile, int thread) {
+        each_chunk<Form, Threads>(thread, [&](int i, int key, int chunk) {
+            *at_byte(tile, Form::place(key, chunk)) = fp16x8(codes[i]);
         });
     }
-
-    // Loads that stay where they are written, so that all of a tile's are under way together.
-    __device__ static uint2 load_eight(const __nv_fp8_e4m3 *address) {
-        uint2 value;
-        asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address) : "memory");
-        return value;
-    }
-    // The lower two codes as FP16.
-    __device__ static uint32_t fp16x2(uint32_t codes) {
-        const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
-        return pair.x | static_cast<uint32_t>(pair.y) << 16;
-    }
 };
+
+// Queries of a block from number `first` of `heads` on, by all its threads.
+template <typename Form>
+__device__ __forceinline__ void load_queries(uint4 *queries, const __nv_bfloat16 *from, const HeadRows &heads, int first) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < Form::ROWS * Form::CHUNKS; i += Form::THREADS) {
+        const int row = i / Form::CHUNKS, chunk = i % Form::CHUNKS;
+        const bool there = heads.has(first + row);
+        const __nv_bfloat16 *address = from + (there ? heads.head_row(first + row) * Form::DIM + chunk * 8 : 0);
+        copy_async(shared_address(queries) + Form::query_place(row, chunk), address, there);
+    }
+}
 
 }  // namespace
 }  // namespace attention::flash

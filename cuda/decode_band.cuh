@@ -12,12 +12,14 @@
 // A `Format` is passed to the kernel by value and has
 //   TILE_K                     k of one weight fragment of a lane; a multiple of 32
 //   Weights                    that fragment, in registers
+//   prefetch(tile, line)       brings a line of 128 bytes of the fragments from a tile on into L2, for forms that look ahead
 //   Cursor, at(tile, lane)     where a lane's fragments are, from a tile of 16 rows by TILE_K on; tiles of a row group lie one
 //                              after another; load(tiles) loads the fragment so many tiles on, advance(tiles) moves
 //   multiply(sum, w, x)        products of one tile with the activations of each column tile, into FP32 sums
 //   finish(total, rows, m, n)  what becomes of the sum of row m and feature n
 // and `Rows`, likewise, has
 //   prepare(shape, begin, end, shared)  waits for the kernel before; activations begin to end of K will be asked for
+//   open(blocks)               what one thread does before the blocks of a cluster know of each other
 //   Cursor, at(m, k)           where a lane's activations are; load(at, tiles, vector, left) gives 16 bytes of them so many tiles
 //                              on, eight numbers where they are BF16; advance(at, tiles) moves
 // Lane 4g + t holds weight rows g and g + 8 and the TILE_K / 4 activations of column g from t * TILE_K / 4 on. Which k a slot of
@@ -33,6 +35,7 @@
 #include <cuda_runtime.h>
 
 #include "cluster.cuh"
+#include "exchange.cuh"
 #include "launch.cuh"
 #include "load.cuh"
 #include "mma.cuh"
@@ -44,6 +47,7 @@ constexpr int PARTS = 4;    // sums of a slice
 constexpr int GROUP = 16;   // output features of a row group
 constexpr int COLUMNS = 8;  // tokens of a column tile
 constexpr int MAX_ROWS = 2 * COLUMNS;
+constexpr int64_t MAX_TILES = (int64_t{1} << 32) / 32;  // of a matrix: a lane's fragments have 32-bit indexes
 
 // Vectors of 16 bytes that a lane's activations of one tile take: where they are BF16, eight are in each.
 template <typename Format>
@@ -56,6 +60,17 @@ constexpr bool COMPILED = true;
 // Whether a result becomes BF16 first, whatever type the rows have; where it does not, F32 rows get the FP32 sum as it is.
 template <typename Format>
 constexpr bool ROUNDED = true;
+
+// Where a lane is in an array whose start the kernel was given: one register, where an address takes two. The assembly says
+// nothing; it keeps the compiler from making an address of it that it then advances.
+struct Index {
+    uint32_t value;
+
+    __device__ void advance(int by) {
+        value += by;
+        asm volatile("" : "+r"(value));
+    }
+};
 
 struct Shape {
     int64_t N, K;
@@ -71,6 +86,7 @@ struct GlobalRows {
     int M;
     int64_t K;
 
+    __device__ static void open(int) {}
     __device__ void prepare(const Shape &, int64_t, int64_t, char *) { wait_for_previous(); }
 
     using Cursor = const T *;
@@ -91,12 +107,15 @@ enum class Activations { Early, Late };
 
 // What distinguishes the kernels of a format, and does not show in the bits. A block has PARTS * NWarps warps, each with Groups
 // row groups; a step of a warp is InFlight tiles of each. MinBlocks is how many blocks a multiprocessor is to hold, or 0: then
-// the assembler looks for few registers by itself, which it does not when told 1.
-template <int NWarps, int Groups, int InFlight, Tail Last, Activations When = Activations::Early, int MinBlocks = 0>
+// the assembler looks for few registers by itself, which it does not when told 1. Ahead is how many tiles of each row group are
+// brought into L2 before the kernel before is over, past those of the first step.
+template <int NWarps, int Groups, int InFlight, Tail Last, Activations When = Activations::Early, int MinBlocks = 0,
+          int Ahead = 0>
 struct Form {
-    static constexpr int N_WARPS = NWarps, GROUPS = Groups, IN_FLIGHT = InFlight, MIN_BLOCKS = MinBlocks;
+    static constexpr int N_WARPS = NWarps, GROUPS = Groups, IN_FLIGHT = InFlight, MIN_BLOCKS = MinBlocks, AHEAD = Ahead;
     static constexpr int THREADS = PARTS * NWarps * 32, FEATURES = GROUP * NWarps * Groups, STEP = InFlight * PARTS;
     static constexpr bool ZERO = Last == Tail::Zero, LATE = When == Activations::Late;
+    static_assert(Ahead * 4 <= PARTS * 32, "one line a lane");
     static_assert(!ZERO || !LATE, "a tile without activations is skipped");
 };
 
@@ -109,7 +128,12 @@ __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
     constexpr int TILE_K = Format::TILE_K, LANE_K = TILE_K / 4;
     constexpr int GROUPS = Form::GROUPS, IN_FLIGHT = Form::IN_FLIGHT, FEATURES = Form::FEATURES;
     extern __shared__ __align__(16) char shared[];  // what `rows` wants, then sums
+    __shared__ Exchange sums;
     let_next_start();
+    if (threadIdx.x == 0) {
+        sums.open(FEATURES * shape.M);
+        rows.open(1 << shape.slice_bits);
+    }
     cluster_arrive_relaxed();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % PARTS, n_warp = warp / PARTS;
     const int g = lane / 4, t = lane % 4;
@@ -117,8 +141,9 @@ __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
     const int64_t block_group = static_cast<int64_t>(blockIdx.x >> shape.slice_bits) * (Form::N_WARPS * GROUPS);
     const int64_t last_group = (shape.N - 1) / GROUP;
     const int64_t tiles = (shape.K + TILE_K - 1) / TILE_K;
-    const int64_t begin = (tiles * rank) >> shape.slice_bits, end = (tiles * (rank + 1)) >> shape.slice_bits;
-    const int64_t first = begin + part;
+    const int begin = static_cast<int>((tiles * rank) >> shape.slice_bits);
+    const int end = static_cast<int>((tiles * (rank + 1)) >> shape.slice_bits);
+    const int first = begin + part;
 
     typename Format::Cursor weights[GROUPS];  // past the last group its weights are read again, and their sums left out
 #pragma unroll
@@ -126,7 +151,7 @@ __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
         weights[r] = format.at(min(block_group + n_warp * GROUPS + r, last_group) * tiles + first, lane);
 
     typename Format::Weights w[IN_FLIGHT][GROUPS] = {};  // a tile that is skipped leaves what was there
-    const auto load_weights = [&](int64_t tile) {
+    const auto load_weights = [&](int tile) {
 #pragma unroll
         for (int i = 0; i < IN_FLIGHT; i++)
 #pragma unroll
@@ -139,22 +164,34 @@ __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
     };
     // Weights do not wait for the kernel before: the bus is busy while that one ends.
     load_weights(first);
-    rows.prepare(shape, begin * TILE_K, end * TILE_K, shared);
+    if constexpr (Form::AHEAD > 0) {
+        constexpr int LINES = 4;  // of 128 bytes in a tile's fragments
+        const int from = begin + Form::STEP, line = part * 32 + lane;
+#pragma unroll 1
+        for (int r = 0; r < GROUPS; r++) {
+            const int64_t group = min(block_group + n_warp * GROUPS + r, last_group);
+            if (line < min(Form::AHEAD, end - from) * LINES) format.prefetch(group * tiles + from, line);
+        }
+    }
+    rows.prepare(shape, static_cast<int64_t>(begin) * TILE_K, static_cast<int64_t>(end) * TILE_K, shared);
 
     float sum[GROUPS][ColumnTiles][4] = {};
     typename Rows::Cursor x[ColumnTiles];
 #pragma unroll
-    for (int c = 0; c < ColumnTiles; c++) x[c] = rows.at(c * COLUMNS + g, first * TILE_K + t * LANE_K);
+    for (int c = 0; c < ColumnTiles; c++)
+        x[c] = rows.at(c * COLUMNS + g, static_cast<int64_t>(first) * TILE_K + t * LANE_K);
 
 #pragma unroll 1
-    for (int64_t tile = first; tile < end; tile += Form::STEP) {
+    for (int tile = first; tile < end; tile += Form::STEP) {
         uint4 in[IN_FLIGHT][ColumnTiles][VECTORS<Format>];
         const auto load_rows = [&](int i) {
 #pragma unroll
             for (int c = 0; c < ColumnTiles; c++)
 #pragma unroll
-                for (int v = 0; v < VECTORS<Format>; v++)
-                    in[i][c][v] = rows.load(x[c], i * PARTS, v, shape.K - (tile + i * PARTS) * TILE_K - t * LANE_K - v * 8);
+                for (int v = 0; v < VECTORS<Format>; v++) {
+                    const int64_t left = shape.K - static_cast<int64_t>(tile + i * PARTS) * TILE_K - t * LANE_K - v * 8;
+                    in[i][c][v] = rows.load(x[c], i * PARTS, v, left);
+                }
         };
 #pragma unroll
         for (int i = 0; i < IN_FLIGHT && !Form::LATE; i++) {
@@ -190,21 +227,21 @@ __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
             }
     __syncthreads();
     cluster_wait();
-    const int finishes = FEATURES >> shape.slice_bits;
+    const int finishes = FEATURES >> shape.slice_bits;  // a division by it is one by a constant
 #pragma unroll 1
     for (unsigned index = threadIdx.x; index < static_cast<unsigned>(FEATURES * shape.M); index += Form::THREADS) {
         float total = parts[index];
 #pragma unroll
         for (int p = 1; p < PARTS; p++) total = __fadd_rn(total, parts[p * shape.M * FEATURES + index]);
-        const unsigned feature = index % FEATURES, m = index / FEATURES, owner = feature / finishes;
-        store_to_rank(whole + (rank * shape.M + m) * finishes + feature - owner * finishes, owner, total);
+        const unsigned feature = index % FEATURES, m = index / FEATURES, owner = (feature << shape.slice_bits) / FEATURES;
+        sums.send(whole + (rank * shape.M + m) * finishes + feature - owner * finishes, owner, total);
     }
-    cluster_sync();
+    sums.receive();
 
     // Slices in order.
 #pragma unroll 1
     for (unsigned index = threadIdx.x; index < static_cast<unsigned>(finishes * shape.M); index += Form::THREADS) {
-        const unsigned m = index / finishes, feature = rank * finishes + index % finishes;
+        const unsigned m = (index << shape.slice_bits) / FEATURES, feature = (rank - m) * finishes + index;
         const int64_t n = block_group * GROUP + feature;
         if (n >= shape.N) continue;
         float total = whole[index];
@@ -234,17 +271,42 @@ inline bool takes(int64_t m, int64_t n, int64_t k) { return m >= 1 && m <= MAX_R
 
 inline int64_t groups(int64_t n) { return (n + GROUP - 1) / GROUP; }
 
-// Shared memory of at most what a kernel has without being given more.
-constexpr int64_t MAX_SHARED = 48 << 10;
+// Shared memory of at most what every architecture has.
+constexpr int64_t MAX_SHARED = 96 << 10;
+
+// What keeps a multiprocessor from taking more blocks than its even share, where all of them run at once: as much shared memory
+// for each as leaves room for no more. Blocks that start while the kernel before still runs go wherever there is room, and a
+// call would take as long as the multiprocessor that has the most of them.
+inline cudaError_t share_evenly(int64_t blocks, int64_t *shared) {
+    int device = 0, multiprocessors = 1, memory = 0, reserved = 0, most = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    const auto get = [&](int *value, cudaDeviceAttr what) {
+        if (error == cudaSuccess) error = cudaDeviceGetAttribute(value, what, device);
+    };
+    get(&multiprocessors, cudaDevAttrMultiProcessorCount);
+    get(&memory, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+    get(&reserved, cudaDevAttrReservedSharedMemoryPerBlock);
+    get(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    const int64_t share = (blocks + multiprocessors - 1) / multiprocessors;
+    constexpr int64_t MOST = 12;   // no multiprocessor has registers for more
+    constexpr int64_t UNIT = 128;  // in which shared memory is given out
+    if (error != cudaSuccess || share > MOST) return error;
+    const int64_t wanted = (memory / (share + 1) - reserved) / UNIT * UNIT + UNIT;
+    if (*shared < wanted) *shared = wanted < most ? wanted : most;
+    return cudaSuccess;
+}
 
 // `rows_bytes` is what the rows take of shared memory.
 template <typename Format, typename Rows, typename Out>
 cudaError_t launch(const Kernel<Format, Rows, Out> &kernel, const Format &format, const Rows &rows, int64_t rows_bytes, Out *y,
                    int64_t m, int64_t n, int64_t k, int slices, bool overlap, cudaStream_t stream) {
-    const int64_t shared = rows_bytes + (PARTS + 1) * kernel.features * m * static_cast<int64_t>(sizeof(float));
-    if (shared > MAX_SHARED) return cudaErrorInvalidValue;
+    int64_t shared = rows_bytes + (PARTS + 1) * kernel.features * m * static_cast<int64_t>(sizeof(float));
+    const int64_t blocks = (n + kernel.features - 1) / kernel.features * slices;
+    if (shared > MAX_SHARED || groups(n) * ((k + Format::TILE_K - 1) / Format::TILE_K) > MAX_TILES) return cudaErrorInvalidValue;
+    const cudaError_t error = share_evenly(blocks, &shared);
+    if (error != cudaSuccess) return error;
     Launch launch = {};
-    launch.blocks = (n + kernel.features - 1) / kernel.features * slices;
+    launch.blocks = blocks;
     launch.threads = kernel.threads;
     launch.cluster = slices;
     launch.shared = static_cast<size_t>(shared);
@@ -254,11 +316,17 @@ cudaError_t launch(const Kernel<Format, Rows, Out> &kernel, const Format &format
     return launch_kernel(launch, kernel.function, format, shape, rows, y);
 }
 
-// Loads a kernel into the current context.
+// Loads a kernel into the current context, and lets it have all of a block's shared memory.
 template <typename Function>
 cudaError_t load(Function *function) {
+    int device = 0, most = 0;
     cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, function);
+    cudaError_t error = cudaFuncGetAttributes(&attributes, function);
+    if (error == cudaSuccess) error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error != cudaSuccess) return error;
+    const int dynamic = most - static_cast<int>(attributes.sharedSizeBytes);
+    return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic);
 }
 
 }  // namespace decode_band

@@ -6,6 +6,7 @@
 
 #include "cluster.cuh"
 #include "decode_band.cuh"
+#include "exchange.cuh"
 #include "launch.cuh"
 #include "nvfp4_rows.cuh"
 #include "nvfp4_weights.cuh"
@@ -53,28 +54,42 @@ struct Bf16Fragments {
     }
 };
 
+// The largest of the threads of a cluster, which has at most as many blocks as the quantiser's.
+struct LargestOfCluster {
+    Exchange exchange;
+    uint32_t by_block[QUANTISER_CLUSTER];
+
+    __device__ void open(int blocks) { exchange.open(blocks); }
+    __device__ uint32_t of(uint32_t largest, int rank, int blocks) {
+        largest = largest_of_block(largest);
+        cluster_wait();
+        if (threadIdx.x < blocks) exchange.send(&by_block[rank], threadIdx.x, largest);
+        exchange.receive();
+#pragma unroll 1
+        for (int block = 0; block < blocks; block++) largest = max(largest, by_block[block]);
+        return largest;
+    }
+};
+
 // One cluster quantises one row: to quantised, by fragments, and globals [M]. Blocks past the end of the row are zeros.
 template <typename Fragments, typename T>
 __global__ void __launch_bounds__(MAX_QUANTISER_THREADS)
     quantise(const Rows<T> rows, int cluster, int column_tiles, uint4 *__restrict__ quantised, float *__restrict__ globals) {
     if constexpr (!decode_band::COMPILED<Fragments>) return;
-    __shared__ uint32_t by_block[QUANTISER_CLUSTER];
+    __shared__ LargestOfCluster whole;
     let_next_start();
+    if (threadIdx.x == 0) whole.open(cluster);
     cluster_arrive_relaxed();
     const int64_t m = blockIdx.x / cluster, end = vectors(rows.K);
     const int rank = blockIdx.x % cluster, stride = cluster * blockDim.x;
     const int64_t first = rank * blockDim.x + threadIdx.x;
+    const Vector factors = rows.factors(first);
     wait_for_previous();
 
-    const Vector held = rows.load(m, first);
+    const Vector held = rows.balanced(rows.bits(m, first), factors);
     uint32_t largest = held.largest_magnitude();
     for (int64_t v = first + stride; v < end; v += stride) largest = max(largest, rows.load(m, v).largest_magnitude());
-    largest = largest_of_block(largest);
-    cluster_wait();
-    if (threadIdx.x < cluster) store_to_rank(&by_block[rank], threadIdx.x, largest);
-    cluster_sync();
-    for (int block = 0; block < cluster; block++) largest = max(largest, by_block[block]);
-
+    largest = whole.of(largest, rank, cluster);
     const float global = rows.global(largest), reciprocal = __frcp_rn(global);
     if (first == 0) globals[m] = global;
     for (int64_t v = first; v < end; v += stride)
@@ -87,6 +102,7 @@ struct QuantisedRows {
     const uint4 *x;        // as fragment_index says
     const float *globals;  // [M]
 
+    __device__ static void open(int) {}
     __device__ void prepare(const decode_band::Shape &, int64_t, int64_t, char *) { wait_for_previous(); }
 
     using Cursor = const uint4 *;
@@ -98,10 +114,16 @@ struct QuantisedRows {
     __device__ float global(int m) const { return globals[m]; }
 };
 
-// One row, quantised by every block for itself: its largest magnitude over all of K, then the block's slice into shared memory.
-// For one row that is less work than waiting for another kernel.
-template <typename T>
+// One row, quantised in the kernel that multiplies it: each block has its slice of it, in shared memory. For one row that is less
+// work than waiting for another kernel.
+//
+// The row's largest magnitude is found by the blocks of a cluster together, or, with Alone, by every block over all of the row: a
+// call so short that it waits for little else saves the exchange.
+template <typename T, bool Alone>
 struct OwnRow {
+    // Vectors that a thread loads at once: a slice is about as long as its block.
+    static constexpr int HELD = Alone ? 3 : 1;
+
     Rows<T> rows;
     const uint4 *slice = nullptr;  // in shared memory, from vector `from` on
     int64_t from = 0;
@@ -113,24 +135,45 @@ struct OwnRow {
         return ((tiles + slices - 1) / slices + 1) * 8 * static_cast<int64_t>(sizeof(uint4));
     }
 
+    __device__ static LargestOfCluster &of_cluster() {
+        __shared__ LargestOfCluster largest;
+        return largest;
+    }
+    __device__ static void open(int blocks) {
+        if constexpr (!Alone) of_cluster().open(blocks);
+    }
+
     __device__ void prepare(const decode_band::Shape &shape, int64_t begin, int64_t end, char *shared) {
         uint4 *own = reinterpret_cast<uint4 *>(shared);
-        wait_for_previous();
-        uint32_t largest = 0;
-#pragma unroll 1
-        for (int64_t v = threadIdx.x; v < shape.K / Vector::LENGTH; v += 4 * blockDim.x) {
-            uint4 in[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) in[i] = rows.bits(0, v + i * blockDim.x);
-#pragma unroll
-            for (int i = 0; i < 4; i++) largest = max(largest, rows.balanced(in[i], v + i * blockDim.x).largest_magnitude());
-        }
-        scale = rows.global(largest_of_block(largest));
-        const float reciprocal = __frcp_rn(scale);
         from = begin / Vector::LENGTH;
+        const int64_t last = end / Vector::LENGTH, first = (Alone ? 0 : from) + threadIdx.x;
+        const int64_t all = Alone ? vectors(shape.K) : last;
+        Vector factors[HELD];
+#pragma unroll
+        for (int i = 0; i < HELD; i++) factors[i] = rows.factors(first + i * blockDim.x);
+        wait_for_previous();
+        uint4 held[HELD];
+#pragma unroll
+        for (int i = 0; i < HELD; i++) held[i] = rows.bits(0, first + i * blockDim.x);
+        uint32_t largest = 0;
+#pragma unroll
+        for (int i = 0; i < HELD; i++) largest = max(largest, rows.balanced(held[i], factors[i]).largest_magnitude());
 #pragma unroll 1
-        for (int64_t v = from + threadIdx.x; v < end / Vector::LENGTH; v += blockDim.x)
-            own[v - from] = quantise_half(rows.load(0, v), scale, reciprocal);
+        for (int64_t v = first + HELD * blockDim.x; v < all; v += blockDim.x)
+            largest = max(largest, rows.load(0, v).largest_magnitude());
+        if constexpr (Alone) {
+            largest = largest_of_block(largest);
+        } else {
+            const int slices = 1 << shape.slice_bits;
+            largest = of_cluster().of(largest, blockIdx.x & (slices - 1), slices);
+            cluster_arrive_relaxed();  // for the wait that the kernel has yet to do
+        }
+        scale = rows.global(largest);
+        const float reciprocal = __frcp_rn(scale);
+#pragma unroll 1
+        for (int64_t v = from + threadIdx.x; v < last; v += blockDim.x)
+            own[v - from] =
+                quantise_half(!Alone && v == first ? rows.balanced(held[0], factors[0]) : rows.load(0, v), scale, reciprocal);
         slice = own;
         __syncthreads();
     }
@@ -145,16 +188,24 @@ struct OwnRow {
 struct Format : PackedWeights {
     float global;
 
+    // A tile has four lines of codes and half a line of scales.
+    __device__ void prefetch(int64_t tile, int line) const {
+        prefetch_line(codes + tile * 32 + line * 8);
+        if (line % 8 == 0) prefetch_line(scales + tile * 32 + line * 8);
+    }
+
     struct Cursor {
         const uint4 *codes;
         const unsigned short *scales;
+        decode_band::Index fragment;
 
         __device__ Weights load(int tiles) const {
-            return {load_streaming(codes + tiles * 32), load_streaming(scales + tiles * 32)};
+            const uint32_t index = fragment.value + tiles * 32;
+            return {load_streaming(codes + index), load_streaming(scales + index)};
         }
-        __device__ void advance(int tiles) { codes += tiles * 32, scales += tiles * 32; }
+        __device__ void advance(int tiles) { fragment.advance(tiles * 32); }
     };
-    __device__ Cursor at(int64_t tile, int lane) const { return {codes + tile * 32 + lane, scales + tile * 32 + lane}; }
+    __device__ Cursor at(int64_t tile, int lane) const { return {codes, scales, {static_cast<uint32_t>(tile * 32 + lane)}}; }
 
     template <int ColumnTiles>
     __device__ void multiply(float (&sum)[ColumnTiles][4], const Weights &w, const uint4 (&x)[ColumnTiles][2]) const {
@@ -179,34 +230,40 @@ struct Format : PackedWeights {
     }
 };
 
-// Into how many slices K is cut: more where N alone gives too few blocks to keep the memory bus busy, and fewer where a slice is
-// long enough as it is. By N and K alone, so that the order of a sum does not depend on M.
-inline int slices(int64_t n, int64_t k) {
+// Into how many slices K is cut: more where N alone gives too few blocks to keep the memory bus busy. By N alone, so that the
+// order of a sum does not depend on M.
+inline int slices(int64_t n) {
     const int64_t groups = decode_band::groups(n);
-    if (groups <= 64) return 8;
-    if (groups <= 512) return k <= 8192 ? 8 : 4;
-    return groups <= 2048 ? 2 : 1;
+    return groups <= 64 ? 8 : groups <= 512 ? 4 : groups <= 2048 ? 2 : 1;
 }
 
 // The fastest forms of those that were measured on an H200.
 //
-// One row: blocks of many features quantise it, so that few do. With very many blocks even that is too much, and the quantiser
+// One row: few blocks of many features, so that few quantise it. With very many blocks even that is too much, and the quantiser
 // does it.
 template <typename T>
-auto choose_own(int64_t n, int64_t k) {
-    const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 1, Format, OwnRow<T>, T>(); };
-    const int64_t groups = decode_band::groups(n);
-    if (groups <= 64) return kernel(Form<2, 1, 4, Tail::Skip>());
-    if (groups <= 512)
-        return k <= 8192 ? kernel(Form<3, 4, 1, Tail::Skip>())
-                         : kernel(Form<6, 2, 1, Tail::Skip>());
-    return groups <= 960 ? kernel(Form<3, 2, 2, Tail::Skip>())
-                         : kernel(Form<3, 3, 1, Tail::Skip, Activations::Early, 2>());
+auto choose_own(int64_t n) {
+    const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 1, Format, OwnRow<T, false>, T>(); };
+    return decode_band::groups(n) <= 960 ? kernel(Form<6, 2, 1, Tail::Skip>()) : kernel(Form<6, 3, 1, Tail::Skip>());
+}
+
+template <typename T>
+auto kernel_alone() {
+    return decode_band::kernel<Form<2, 1, 4, Tail::Skip>, 1, Format, OwnRow<T, true>, T>();
 }
 
 // Whether that is the way for this call: its slice fits beside the sums.
 inline bool own_row(int64_t m, int64_t n, int64_t k, int slices) {
-    return m == 1 && decode_band::groups(n) <= 2048 && OwnRow<float>::bytes(k, slices) <= decode_band::MAX_SHARED / 2;
+    return m == 1 && decode_band::groups(n) <= 2048 && OwnRow<float, false>::bytes(k, slices) <= decode_band::MAX_SHARED / 2;
+}
+
+template <typename T, bool Alone>
+cudaError_t launch_own(const decode_band::Kernel<Format, OwnRow<T, Alone>, T> &kernel, const Format &format, const Rows<T> &rows,
+                       T *y, int64_t n, int slices, bool overlap, cudaStream_t stream) {
+    OwnRow<T, Alone> own;
+    own.rows = rows;
+    const int64_t bytes = OwnRow<T, Alone>::bytes(rows.K, slices);
+    return decode_band::launch(kernel, format, own, bytes, y, 1, n, rows.K, slices, overlap, stream);
 }
 
 template <typename T>
@@ -214,10 +271,7 @@ auto choose_narrow(int64_t n) {
     const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 1, Format, QuantisedRows<1>, T>(); };
     const int64_t groups = decode_band::groups(n);
     if (groups <= 64) return kernel(Form<2, 1, 3, Tail::Skip>());
-    if (groups <= 512) return kernel(Form<1, 3, 1, Tail::Skip>());
-    if (groups <= 960) return kernel(Form<1, 2, 2, Tail::Skip>());
-    return groups <= 2048 ? kernel(Form<3, 3, 1, Tail::Skip>())
-                          : kernel(Form<1, 3, 1, Tail::Skip>());
+    return groups <= 2048 ? kernel(Form<3, 2, 1, Tail::Skip>()) : kernel(Form<2, 3, 1, Tail::Skip>());
 }
 
 template <typename T>
@@ -225,9 +279,9 @@ auto choose_wide(int64_t n) {
     const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 2, Format, QuantisedRows<2>, T>(); };
     const int64_t groups = decode_band::groups(n);
     if (groups <= 64) return kernel(Form<2, 1, 3, Tail::Skip, Activations::Late>());
-    if (groups <= 512) return kernel(Form<1, 2, 2, Tail::Skip, Activations::Late>());
-    return groups <= 960 ? kernel(Form<3, 2, 1, Tail::Skip, Activations::Late>())
-                         : kernel(Form<1, 2, 1, Tail::Skip>());
+    if (groups <= 960) return kernel(Form<3, 2, 1, Tail::Skip, Activations::Early, 0, 8>());
+    return groups <= 2048 ? kernel(Form<2, 3, 1, Tail::Skip, Activations::Early, 0, 8>())
+                          : kernel(Form<1, 4, 1, Tail::Skip, Activations::Late>());
 }
 
 // What a call needs of scratch memory, aligned to 16 bytes: the quantised rows, then their globals.
@@ -260,12 +314,10 @@ template <typename T>
 cudaError_t launch(const Format &format, const Rows<T> &rows, T *y, const Scratch &scratch, int64_t m, int64_t n, bool clusters,
                    bool overlap, cudaStream_t stream) {
     const int64_t k = rows.K;
-    const int cut = clusters ? slices(n, k) : 1;
-    if (own_row(m, n, k, cut)) {
-        OwnRow<T> own;
-        own.rows = rows;
-        return decode_band::launch(choose_own<T>(n, k), format, own, OwnRow<T>::bytes(k, cut), y, m, n, k, cut, overlap, stream);
-    }
+    const int cut = clusters ? slices(n) : 1;
+    if (own_row(m, n, k, cut))
+        return decode_band::groups(n) <= 64 ? launch_own(kernel_alone<T>(), format, rows, y, n, cut, overlap, stream)
+                                            : launch_own(choose_own<T>(n), format, rows, y, n, cut, overlap, stream);
     const int column_tiles = m > decode_band::COLUMNS ? 2 : 1;
     const cudaError_t error = launch_quantiser<Bf16Fragments>(rows, scratch, m, column_tiles, clusters, overlap, stream);
     if (error != cudaSuccess) return error;
@@ -281,13 +333,13 @@ cudaError_t launch(const Format &format, const Rows<T> &rows, T *y, const Scratc
 template <typename T>
 cudaError_t prepare() {
     cudaError_t error = decode_band::load(quantise<Bf16Fragments, T>);
-    for (int64_t groups : {1, 65, 513, 961, 2049})
-        for (int64_t k : {64, 16384}) {
-            const int64_t n = groups * decode_band::GROUP;
-            if (error == cudaSuccess) error = decode_band::load(choose_own<T>(n, k).function);
-            if (error == cudaSuccess) error = decode_band::load(choose_narrow<T>(n).function);
-            if (error == cudaSuccess) error = decode_band::load(choose_wide<T>(n).function);
-        }
+    if (error == cudaSuccess) error = decode_band::load(kernel_alone<T>().function);
+    for (int64_t groups : {1, 65, 513, 961, 2049}) {
+        const int64_t n = groups * decode_band::GROUP;
+        if (error == cudaSuccess) error = decode_band::load(choose_own<T>(n).function);
+        if (error == cudaSuccess) error = decode_band::load(choose_narrow<T>(n).function);
+        if (error == cudaSuccess) error = decode_band::load(choose_wide<T>(n).function);
+    }
     return error;
 }
 

@@ -90,6 +90,7 @@ struct QuantisedRows {
     const uint4 *x;        // as Fragments says
     const float *globals;  // [M]
 
+    __device__ static void open(int) {}
     __device__ void prepare(const decode_band::Shape &, int64_t, int64_t, char *) { wait_for_previous(); }
 
     using Cursor = const uint4 *;
@@ -168,7 +169,7 @@ template <typename T>
 cudaError_t launch(const Format &format, const Rows<T> &rows, T *y, const Scratch &scratch, int64_t m, int64_t n, bool clusters,
                    bool overlap, cudaStream_t stream) {
     const int64_t k = rows.K;
-    const int column_tiles = m > decode_band::COLUMNS ? 2 : 1, slices = clusters ? nvfp4_decode::slices(n, k) : 1;
+    const int column_tiles = m > decode_band::COLUMNS ? 2 : 1, slices = clusters ? nvfp4_decode::slices(n) : 1;
     const cudaError_t error =
         nvfp4_decode::launch_quantiser<Fragments>(rows, scratch, m, column_tiles, clusters, overlap, stream);
     if (error != cudaSuccess) return error;

@@ -15,7 +15,7 @@ constexpr int BLOCK = 16;  // elements under one scale
 constexpr float MAX_E2M1 = 6.0f, MAX_E4M3 = 448.0f;
 
 // Half a block.
-struct Vector {
+struct alignas(16) Vector {
     static constexpr int LENGTH = 8;
     float x[LENGTH];
 
@@ -42,21 +42,30 @@ struct Rows {
         return k < K ? load_row8<true>(x + m * K + k, Vector::LENGTH) : make_uint4(0, 0, 0, 0);
     }
 
-    // Times 1 / s in FP32.
-    __device__ Vector balanced(const uint4 &bits, int64_t vector) const {
-        const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-        Vector out;
-#pragma unroll
-        for (int i = 0; i < Vector::LENGTH; i++)
-            out.x[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+    // 1 / s where there is a balance, which no kernel writes; zeros past the end of the row.
+    __device__ Vector factors(int64_t vector) const {
+        Vector out = {};
         const int64_t k = vector * Vector::LENGTH;
         if (inverse_balance != nullptr && k < K)
 #pragma unroll
-            for (int i = 0; i < Vector::LENGTH; i++) out.x[i] = __fmul_rn(out.x[i], inverse_balance[k + i]);
+            for (int i = 0; i < Vector::LENGTH; i += 4)
+                *reinterpret_cast<float4 *>(out.x + i) = *reinterpret_cast<const float4 *>(inverse_balance + k + i);
         return out;
     }
 
-    __device__ Vector load(int64_t m, int64_t vector) const { return balanced(bits(m, vector), vector); }
+    // Times 1 / s in FP32.
+    __device__ Vector balanced(const uint4 &bits, const Vector &factors) const {
+        const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+        Vector out;
+#pragma unroll
+        for (int i = 0; i < Vector::LENGTH; i++) {
+            out.x[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+            if (inverse_balance != nullptr) out.x[i] = __fmul_rn(out.x[i], factors.x[i]);
+        }
+        return out;
+    }
+
+    __device__ Vector load(int64_t m, int64_t vector) const { return balanced(bits(m, vector), factors(vector)); }
 
     // A row's global scale, by its largest magnitude. A row that is not finite has NaN, so that its results are NaN too.
     __device__ float global(uint32_t largest) const {

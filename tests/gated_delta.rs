@@ -26,13 +26,14 @@ const fn shape(key_heads: usize, heads: usize, key_dim: usize, value_dim: usize,
 }
 
 /// The hosts' own, then heads that fill no tile, a head each and eight to one, few and many taps.
-const SHAPES: [DeltaShape; 7] = [
+const SHAPES: [DeltaShape; 8] = [
     shape(2, 6, 128, 128, 4),
     shape(16, 32, 128, 128, 4),
     shape(2, 4, 64, 96, 3),
     shape(1, 1, 256, 256, 2),
     shape(2, 2, 112, 80, 8),
     shape(1, 8, 64, 64, 4),
+    shape(2, 8, 128, 128, 3),
     shape(1, 4, 16, 16, 4),
 ];
 
@@ -190,7 +191,7 @@ struct Near {
 
 /// Half a unit in the last place of FP32, relative.
 const ROUND: f64 = 1.0 / (1u64 << 24) as f64;
-/// Roundings of a function of one number: its steps, and the two units that exp, log1p, rsqrt and a division may be off.
+/// Roundings of a function of one number: its steps, and the two units that exp, log1p, rsqrt and a reciprocal may be off.
 const FUNCTION: f64 = 8.0 * ROUND;
 
 fn norm(xs: impl IntoIterator<Item = f64>) -> f64 {
@@ -199,6 +200,11 @@ fn norm(xs: impl IntoIterator<Item = f64>) -> f64 {
 
 fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
+}
+
+/// The relative error of a sigmoid whose exponential is taken as a power of two: that of its exponent grows with it.
+fn sigmoid_error(x: f64) -> f64 {
+    FUNCTION + 2.0 * ROUND * x.abs()
 }
 
 /// The layer as it is written, head by head in FP64, and beside every number a bound of what FP32 may add.
@@ -231,7 +237,10 @@ impl<'a> Reference<'a> {
             });
             let (sum, magnitude) = products.fold((0.0, 0.0), |(sum, m), x| (sum + x, m + x.abs()));
             let value = silu(sum);
-            Near { value, error: 1.1 * (taps + 2) as f64 * ROUND * magnitude + FUNCTION * value.abs() }
+            Near {
+                value,
+                error: 1.1 * (taps + 2) as f64 * ROUND * magnitude + sigmoid_error(sum) * value.abs(),
+            }
         };
         let mut reference = Reference {
             case,
@@ -262,7 +271,8 @@ impl<'a> Reference<'a> {
         let (query, query_error) = self.unit(t, key_head * key_dim);
         let (key, key_error) = self.unit(t, (key_heads + key_head) * key_dim);
         let gate = t * heads + head;
-        let beta = 1.0 / (1.0 + (-self.case.b[gate].to_f64()).exp());
+        let b = self.case.b[gate].to_f64();
+        let beta = 1.0 / (1.0 + (-b).exp());
         let (rate, x) = (f64::from(self.case.rate[head]), f64::from(self.case.dt_bias[head]));
         let x = self.case.a[gate].to_f64() + x;
         let softplus = x.exp().ln_1p();
@@ -280,7 +290,7 @@ impl<'a> Reference<'a> {
             let recalled: f64 = state.iter().zip(&key).map(|(s, k)| s * k).sum();
             let correction = beta * (value.value - recalled);
             let read = (sum + decay_error) * length;
-            let off = beta * (read + key_error * length + value.error) + FUNCTION * correction.abs();
+            let off = beta * (read + key_error * length + value.error) + sigmoid_error(b) * correction.abs();
             state.iter_mut().zip(&key).for_each(|(s, k)| *s += k * correction);
             let before = decay * self.errors[column];
             self.errors[column] = before
@@ -303,9 +313,9 @@ impl<'a> Reference<'a> {
             (row.iter().map(|o| o.value * o.value).sum::<f64>() + dim as f64 * f64::from(EPS)).sqrt();
         let relative = norm(row.iter().map(|o| o.error)) / length + dim as f64 * ROUND + FUNCTION;
         for (v, o) in row.iter().enumerate() {
-            let z = silu(self.case.z[(t * self.case.shape.heads + head) * dim + v].to_f64());
-            let factor = f64::from(self.case.scale[v]) * z * (dim as f64).sqrt() / length;
-            let error = factor.abs() * (o.error + (relative + 2.0 * FUNCTION) * o.value.abs());
+            let z = self.case.z[(t * self.case.shape.heads + head) * dim + v].to_f64();
+            let factor = f64::from(self.case.scale[v]) * silu(z) * (dim as f64).sqrt() / length;
+            let error = factor.abs() * (o.error + (relative + FUNCTION + sigmoid_error(z)) * o.value.abs());
             self.out.push(Near { value: factor * o.value, error });
         }
     }
@@ -494,6 +504,10 @@ fn what_does_not_fit_is_refused(arm: &Arm) {
     let stream = arm.stream();
     let refusal = |shape| DeltaState::new(&stream, &shape, 1).unwrap_err().to_string();
     assert!(refusal(shape(2, 3, 64, 64, 4)).contains("heads = 3"), "heads that key heads do not divide");
+    assert!(
+        refusal(shape(1, 5, 64, 128, 4)).contains("heads = 5"),
+        "more value heads than a key head serves"
+    );
     assert!(refusal(shape(1, 1, 72, 64, 4)).contains("key_dim = 72"), "a key of no whole vectors");
     assert!(refusal(shape(1, 1, 64, 272, 4)).contains("value_dim = 272"), "a value too long");
     assert!(refusal(shape(1, 1, 64, 64, 9)).contains("taps = 9"), "too many taps");

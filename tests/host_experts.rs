@@ -32,7 +32,7 @@ const BF16: f64 = 1.0 / 256.0;
 const ROWS: usize = 16;
 const PROMPT: usize = 300;
 
-/// tiny-moe's, the 35B's with fewer experts, and widths that are not whole in the kernels' pieces of 256 and 1024 elements.
+/// tiny-moe's, the 35B's with fewer experts, and widths that are not whole in the kernels' pieces of 256 and 512 elements.
 const SHAPES: [ExpertsShape; 5] = [
     ExpertsShape { experts: 16, top_k: 4, hidden: 256, intermediate: 32 },
     ExpertsShape { experts: 10, top_k: 8, hidden: 2048, intermediate: 512 },
@@ -330,8 +330,8 @@ fn down(arm: &Arm) {
         }
         assert!(same_bits(&run(&turned), &got), "slots in another order");
 
-        // A lane adds at most 32 products, then a piece of 1024 elements of each slot, then the lanes; the weight rounds once.
-        let depth = (32 + top_k * intermediate.div_ceil(1024) + 5 + 1) as f64 * F32;
+        // A lane adds 16 products of each piece of 512 elements of a slot, then all pieces, then the lanes; the weight rounds once.
+        let depth = (16 + top_k * intermediate.div_ceil(512) + 5 + 1) as f64 * F32;
         for (row, got) in got.chunks_exact(hidden).take(6).enumerate() {
             let gate = 1.0 / (1.0 + (-f64::from(all.shared_gate[row])).exp());
             for (feature, got) in got.iter().enumerate() {
@@ -365,11 +365,11 @@ fn layers_start_early(arm: &Arm) {
         let ExpertsShape { experts, top_k, hidden, intermediate } = shape;
         let gates = buffer(
             &stream,
-            &normals(&mut random, experts * 2 * intermediate * hidden, 1.0 / (hidden as f32).sqrt()),
+            &normals(&mut random, experts * 2 * intermediate * hidden, 0.3 / (hidden as f32).sqrt()),
         );
         let downs = buffer(
             &stream,
-            &normals(&mut random, experts * hidden * intermediate, 1.0 / (intermediate as f32).sqrt()),
+            &normals(&mut random, experts * hidden * intermediate, 0.3 / (intermediate as f32).sqrt()),
         );
         let logits: Vec<_> =
             (0..LAYERS).map(|_| buffer(&stream, &random.normals(rows * experts, 1.0))).collect();

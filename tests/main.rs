@@ -7,7 +7,9 @@
 mod adoption;
 mod arm;
 mod balance;
+#[cfg(kernels_built)]
 mod bf16_linear;
+#[cfg(kernels_built)]
 mod cuda_model;
 mod decode_loop;
 mod faults;

@@ -14,13 +14,16 @@ struct Int8PerChannel {
     const float *scales;   // [N]
     const float *bias;     // [N], or null
 
+    __device__ void prefetch(int64_t tile, int line) const { prefetch_line(weights + tile * 32 + line * 8); }
+
     struct Cursor {
         const uint4 *weights;
+        decode_band::Index fragment;
 
-        __device__ Weights load(int tiles) const { return load_streaming(weights + tiles * 32); }
-        __device__ void advance(int tiles) { weights += tiles * 32; }
+        __device__ Weights load(int tiles) const { return load_streaming(weights + fragment.value + tiles * 32); }
+        __device__ void advance(int tiles) { fragment.advance(tiles * 32); }
     };
-    __device__ Cursor at(int64_t tile, int lane) const { return {weights + tile * 32 + lane}; }
+    __device__ Cursor at(int64_t tile, int lane) const { return {weights, {static_cast<uint32_t>(tile * 32 + lane)}}; }
 
     // The weights are converted once for all column tiles.
     template <int ColumnTiles>
@@ -43,6 +46,7 @@ struct Int8PerChannel {
     }
 };
 
+using decode_band::Activations;
 using decode_band::Form;
 using decode_band::Tail;
 
@@ -50,14 +54,18 @@ using decode_band::Tail;
 // order of a sum does not depend on M.
 int slices(int64_t n) {
     const int64_t groups = decode_band::groups(n);
-    return groups <= 64 ? 8 : groups <= 512 ? 4 : groups <= 960 ? 2 : 1;
+    return groups <= 64 ? 8 : groups <= 960 ? 2 : 1;
 }
 
-// The fastest forms of those that were measured on an H200. With few row groups a block has one, and many loads under way; with
-// more, groups share activations; with very many, the last wave does not matter and one group has the least overhead. Two
-// column tiles need more registers, so fewer loads.
+// A form that keeps four loads or so under way, and more to come in L2.
+template <int NWarps, int Groups, int InFlight>
+using Ahead = Form<NWarps, Groups, InFlight, Tail::Zero, Activations::Early, 0, 8>;
+
+// The fastest forms of those that were measured on an H200. Blocks divide evenly among its multiprocessors, all resident at once:
+// one to nine each. Two column tiles need more registers, so fewer loads. With very many blocks the last wave does not matter,
+// and row groups share activations.
 template <typename T, bool Whole>
-auto choose(int64_t m, int64_t n) {
+auto choose(int64_t m, int64_t n, int64_t k) {
     using Rows = decode_band::GlobalRows<T, Int8PerChannel::TILE_K, Whole>;
     const auto kernel = [m](auto narrow, auto wide) {
         return m > decode_band::COLUMNS ? decode_band::kernel<decltype(wide), 2, Int8PerChannel, Rows, T>()
@@ -65,14 +73,12 @@ auto choose(int64_t m, int64_t n) {
     };
     // Rows that are not whole tiles are rare and slow by nature: one form serves them.
     if constexpr (!Whole) return kernel(Form<1, 1, 4, Tail::Zero>(), Form<1, 1, 4, Tail::Zero>());
-    switch (slices(n)) {
-        case 8: return kernel(Form<1, 1, 8, Tail::Skip>(), Form<1, 1, 5, Tail::Skip>());
-        case 4:
-        case 2: return kernel(Form<2, 2, 4, Tail::Zero>(), Form<2, 2, 2, Tail::Zero>());
-        default: break;
-    }
-    if (decode_band::groups(n) < 4096) return kernel(Form<1, 1, 4, Tail::Zero>(), Form<1, 2, 2, Tail::Zero>());
-    return kernel(Form<1, 1, 4, Tail::Zero>(), Form<1, 3, 1, Tail::Skip>());
+    const int64_t groups = decode_band::groups(n);
+    if (groups <= 64) return kernel(Form<1, 1, 8, Tail::Skip>(), Form<1, 1, 5, Tail::Skip>());
+    if (groups <= 512) return k <= 8192 ? kernel(Ahead<1, 1, 6>(), Ahead<1, 1, 4>()) : kernel(Ahead<5, 1, 4>(), Ahead<5, 1, 4>());
+    if (groups <= 960) return kernel(Ahead<2, 2, 4>(), Ahead<2, 2, 2>());
+    if (groups <= 2048) return kernel(Ahead<3, 1, 4>(), Ahead<3, 1, 2>());
+    return kernel(Form<1, 2, 4, Tail::Zero>(), Form<1, 2, 2, Tail::Zero>());
 }
 
 template <typename T, bool Whole>
@@ -80,7 +86,7 @@ cudaError_t launch(const w8a16_static_call &call, cudaStream_t stream) {
     const Int8PerChannel format = {static_cast<const uint4 *>(call.weights), call.scales, call.bias};
     const decode_band::GlobalRows<T, Int8PerChannel::TILE_K, Whole> rows = {static_cast<const T *>(call.x),
                                                                             static_cast<int>(call.m), call.k};
-    return decode_band::launch(choose<T, Whole>(call.m, call.n), format, rows, 0, static_cast<T *>(call.y), call.m, call.n,
+    return decode_band::launch(choose<T, Whole>(call.m, call.n, call.k), format, rows, 0, static_cast<T *>(call.y), call.m, call.n,
                                call.k, call.clusters ? slices(call.n) : 1, call.overlap != 0, stream);
 }
 
@@ -92,12 +98,13 @@ cudaError_t launch(const w8a16_static_call &call, cudaStream_t stream) {
 template <typename T>
 cudaError_t prepare() {
     for (int64_t m : {1, decode_band::MAX_ROWS})
-        for (int64_t groups : {1, 65, 513, 961, 4096}) {
-            const int64_t n = groups * decode_band::GROUP;
-            cudaError_t error = decode_band::load(choose<T, true>(m, n).function);
-            if (error == cudaSuccess) error = decode_band::load(choose<T, false>(m, n).function);
-            if (error != cudaSuccess) return error;
-        }
+        for (int64_t groups : {1, 65, 513, 961, 2049})
+            for (int64_t k : {32, 16384}) {
+                const int64_t n = groups * decode_band::GROUP;
+                cudaError_t error = decode_band::load(choose<T, true>(m, n, k).function);
+                if (error == cudaSuccess) error = decode_band::load(choose<T, false>(m, n, k).function);
+                if (error != cudaSuccess) return error;
+            }
     return cudaSuccess;
 }
 

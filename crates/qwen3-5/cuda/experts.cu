@@ -1,7 +1,7 @@
 // Sparse experts in their plain form: the router's choice, and matrix-vector products over the chosen experts' weights.
 //
-// Every row goes by itself, so no row meets another. Rows that chose the same expert find its weights in L2: blocks that work on the
-// same features of all rows run side by side.
+// Every row goes by itself, so no row meets another. Rows that chose the same expert find its weights in L2: blocks that work on
+// the same features of all rows run side by side.
 #include "experts.h"
 
 #include <cmath>
@@ -138,7 +138,8 @@ __global__ void __launch_bounds__(WARPS *WARP, 4) gate_up(qwen3_5_experts_gate_u
             __float2bfloat16_rn(gate * bf16x8::sigmoid(gate) * up);
 }
 
-// A row's slots by rising expert: lane r has the r-th of them. Slots without an expert come last, as expert `experts`.
+// A row's slots by rising expert: lane r has the r-th of them. Slots without an expert come last, as expert `experts` with
+// weight 0.
 struct Slot {
     int slot;
     int expert;
@@ -151,9 +152,12 @@ __device__ Slot sort_slots(const qwen3_5_experts_down_call &call, int64_t row, i
     if (lane < call.top_k) {
         expert = __ldcg(call.ids + row * call.top_k + lane);
         weight = __ldcg(call.weights + row * call.top_k + lane);
-        if (expert < 0 || expert > call.experts) expert = call.experts;
     }
-    int rank = 0, slot = 0;
+    if (expert < 0 || expert >= call.experts) {
+        expert = call.experts;
+        weight = 0.0f;
+    }
+    int rank = 0, slot = lane;  // of a lane past the slots: itself, which has no expert
     for (int other = 0; other < call.top_k; other++) {
         const int theirs = __shfl_sync(ALL, expert, other);
         rank += theirs < expert || (theirs == expert && other < lane);
@@ -163,13 +167,14 @@ __device__ Slot sort_slots(const qwen3_5_experts_down_call &call, int64_t row, i
     return {slot, __shfl_sync(ALL, expert, slot), __shfl_sync(ALL, weight, slot)};
 }
 
-constexpr int DOWN_LOADS = 16;  // a lane has under way
+constexpr int DOWN_LOADS = 8;  // of weights that a lane has under way
+constexpr int DOWN_ACTS = 4;   // of activations
 
-// A warp has one feature of one row: a row of weights of each of its experts, in pieces of Chunks x 32 vectors. The first of these are
-// under way before the kernel before is over.
+// A warp has one feature of one row: a row of weights of each of its experts, in pieces of Chunks x 32 vectors. The first of these
+// are under way before the kernel before is over.
 template <int Chunks>
-__global__ void __launch_bounds__(WARPS *WARP, 2) down(qwen3_5_experts_down_call call) {
-    constexpr int SLOTS = DOWN_LOADS / Chunks, PIECE = Chunks * WARP;
+__global__ void __launch_bounds__(WARPS *WARP, 3) down(qwen3_5_experts_down_call call) {
+    constexpr int SLOTS = DOWN_LOADS / Chunks, SLOTS_OF_X = DOWN_ACTS / Chunks, PIECE = Chunks * WARP;
     let_next_start();
     const uint32_t rows = static_cast<uint32_t>(call.rows);
     const int64_t row = blockIdx.x % rows;
@@ -180,6 +185,8 @@ __global__ void __launch_bounds__(WARPS *WARP, 2) down(qwen3_5_experts_down_call
     const uint4 *const act = static_cast<const uint4 *>(call.act) + row * call.top_k * vectors;
     const Slot sorted = sort_slots(call, row, lane);
 
+    // A vector that is not there is zeros, of the weights and of the activations.
+    const auto is_there = [&](int expert, int column) { return expert < call.experts && column < vectors; };
     uint4 weights[SLOTS][Chunks];
     const auto load = [&](int piece, int first) {
 #pragma unroll
@@ -187,9 +194,10 @@ __global__ void __launch_bounds__(WARPS *WARP, 2) down(qwen3_5_experts_down_call
             const int expert = __shfl_sync(ALL, sorted.expert, first + i);
             const uint4 *from = bank + expert * expert_vectors + piece + lane;
 #pragma unroll
-            for (int c = 0; c < Chunks; c++)
-                if (first + i < call.top_k && expert < call.experts && piece + lane + c * WARP < vectors)
-                    weights[i][c] = load_streaming(from + c * WARP);
+            for (int c = 0; c < Chunks; c++) {
+                weights[i][c] = {};
+                if (is_there(expert, piece + lane + c * WARP)) weights[i][c] = load_streaming(from + c * WARP);
+            }
         }
     };
     load(0, 0);
@@ -203,18 +211,26 @@ __global__ void __launch_bounds__(WARPS *WARP, 2) down(qwen3_5_experts_down_call
         for (int first = 0; first < call.top_k; first += SLOTS) {
             if (piece > 0 || first > 0) load(piece, first);
 #pragma unroll
-            for (int i = 0; i < SLOTS; i++) {
-                const int expert = __shfl_sync(ALL, sorted.expert, first + i);
-                const int slot = __shfl_sync(ALL, sorted.slot, first + i);
-                const float weight = __shfl_sync(ALL, sorted.weight, first + i);
-                float product = 0.0f;
+            for (int of_x = 0; of_x < SLOTS; of_x += SLOTS_OF_X) {
+                uint4 x[SLOTS_OF_X][Chunks];
 #pragma unroll
-                for (int c = 0; c < Chunks; c++) {
-                    const int column = piece + lane + c * WARP;
-                    if (first + i < call.top_k && expert < call.experts && column < vectors)
-                        product = dot(weights[i][c], bf16x8::unpack(load_cached(act + slot * vectors + column)), product);
+                for (int i = 0; i < SLOTS_OF_X; i++) {
+                    const int expert = __shfl_sync(ALL, sorted.expert, first + of_x + i);
+                    const int slot = __shfl_sync(ALL, sorted.slot, first + of_x + i);
+#pragma unroll
+                    for (int c = 0; c < Chunks; c++) {
+                        const int column = piece + lane + c * WARP;
+                        x[i][c] = {};
+                        if (is_there(expert, column)) x[i][c] = load_cached(act + slot * vectors + column);
+                    }
                 }
-                if (first + i < call.top_k && expert < call.experts) sum += weight * product;
+#pragma unroll
+                for (int i = 0; i < SLOTS_OF_X; i++) {
+                    float product = 0.0f;
+#pragma unroll
+                    for (int c = 0; c < Chunks; c++) product = dot(weights[of_x + i][c], bf16x8::unpack(x[i][c]), product);
+                    sum += __shfl_sync(ALL, sorted.weight, first + of_x + i) * product;
+                }
             }
         }
     }
@@ -233,14 +249,15 @@ template <typename Call>
 cudaError_t launch(void (*kernel)(Call), const Call &call, int64_t blocks, int warps, cudaStream_t stream) {
     if (blocks == 0) return cudaSuccess;
     if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    return launch_kernel({.blocks = blocks, .threads = warps * WARP, .overlap = call.overlap != 0, .stream = stream}, kernel, call);
+    const bool overlap = call.overlap != 0;
+    return launch_kernel({.blocks = blocks, .threads = warps * WARP, .overlap = overlap, .stream = stream}, kernel, call);
 }
 
 using Route = void (*)(qwen3_5_route_call);
 using Down = void (*)(qwen3_5_experts_down_call);
 
 const Route ROUTES[] = {route<8>, route<MAX_EXPERTS / WARP>};
-const Down DOWNS[] = {down<1>, down<2>, down<4>};
+const Down DOWNS[] = {down<1>, down<2>};
 
 }  // namespace
 
@@ -248,7 +265,7 @@ extern "C" int qwen3_5_experts_prepare(void) {
     const void *kernels[] = {
         reinterpret_cast<const void *>(ROUTES[0]), reinterpret_cast<const void *>(ROUTES[1]),
         reinterpret_cast<const void *>(gate_up),   reinterpret_cast<const void *>(DOWNS[0]),
-        reinterpret_cast<const void *>(DOWNS[1]),  reinterpret_cast<const void *>(DOWNS[2]),
+        reinterpret_cast<const void *>(DOWNS[1]),
     };
     for (const void *kernel : kernels) {
         cudaFuncAttributes attributes;
@@ -274,7 +291,6 @@ extern "C" int qwen3_5_experts_gate_up(const qwen3_5_experts_gate_up_call *call,
 extern "C" int qwen3_5_experts_down(const qwen3_5_experts_down_call *call, cudaStream_t stream) {
     if (!fits(call->rows, call->experts, call->top_k)) return cudaErrorInvalidValue;
     if (!is_width(call->hidden) || !is_width(call->intermediate)) return cudaErrorInvalidValue;
-    const int vectors = call->intermediate / WIDTH;
-    const Down kernel = DOWNS[vectors <= WARP ? 0 : vectors <= 2 * WARP ? 1 : 2];
+    const Down kernel = DOWNS[call->intermediate > WIDTH * WARP];
     return launch(kernel, *call, call->rows * (call->hidden / WARPS), WARPS, stream);
 }

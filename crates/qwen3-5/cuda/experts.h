@@ -1,8 +1,8 @@
-/* Sparse experts in their plain form: each row reads its own experts' weights. A row's result depends on that row alone, so its bits
- * are the same in a call of any number of rows.
+/* Sparse experts in their plain form: each row reads its own experts' weights. A row's result depends on that row alone, so its
+ * bits are the same in a call of any number of rows.
  *
- * All pointers are device addresses aligned to 16 bytes, all tensors row-major and contiguous. Sums are FP32; what is stored as BF16
- * is rounded once. */
+ * All pointers are device addresses aligned to 16 bytes, all tensors row-major and contiguous. Sums are FP32; what is stored as
+ * BF16 is rounded once. */
 #ifndef QWEN3_5_EXPERTS_H
 #define QWEN3_5_EXPERTS_H
 

@@ -149,7 +149,8 @@ __device__ void rotate(float *head, int i, int pairs, float position, float freq
     head[pairs + i] = y * cos + x * sin;
 }
 
-// A warp has one head of one row: queries first, then keys. Points of a head lie in different lanes, so it is kept in shared memory.
+// A warp has one head of one row: queries first, then keys. Points of a head lie in different lanes, so it is kept in shared
+// memory.
 __global__ void __launch_bounds__(HEADS *WARP) qk_norm_rope(qwen3_5_qk_norm_rope_call call) {
     __shared__ float shared[HEADS][MAX_HEAD_DIM];
     let_next_start();

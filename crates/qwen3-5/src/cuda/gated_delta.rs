@@ -14,7 +14,7 @@ use crate::ffi;
 pub struct DeltaShape {
     /// Heads of queries and keys, each of which serves a run of value heads.
     pub key_heads: usize,
-    /// Value heads: a multiple of the key heads, up to 8 times as many, or 4 times where `value_dim` is above 128.
+    /// Value heads: a multiple of the key heads, up to `8 / ceil(value_dim / 64)` times as many: 4 of 128 elements.
     pub heads: usize,
     /// Elements of a query or key: a multiple of 16 up to 256.
     pub key_dim: usize,
@@ -55,7 +55,7 @@ impl DeltaShape {
         dim("key_dim", self.key_dim, 16, 256, 16)?;
         dim("value_dim", self.value_dim, 16, 256, 16)?;
         dim("taps", self.taps, 2, 8, 1)?;
-        let (key_heads, served) = (self.key_heads as u64, if self.value_dim > 128 { 4 } else { 8 });
+        let (key_heads, served) = (self.key_heads as u64, 8 / self.value_dim.div_ceil(64) as u64);
         dim("heads", self.heads, key_heads, key_heads * served, key_heads)
     }
 }

@@ -80,6 +80,7 @@ impl Norm<'_> {
     /// # Errors
     /// As [`Embed::queue`].
     pub fn queue(&self, stream: &Stream) -> Result<(), Refusal> {
+        eights("norm", "hidden", self.hidden, NORM_WIDTH)?;
         let elements = self.rows * self.hidden;
         let x: *const c_void = input("residual stream", self.x, DType::BF16, elements, stream)?;
         // The launcher writes through the pointer with an update only.
@@ -113,6 +114,7 @@ impl AddNorm<'_> {
     /// # Errors
     /// As [`Embed::queue`].
     pub fn queue(&self, stream: &Stream) -> Result<(), Refusal> {
+        eights("norm", "hidden", self.hidden, NORM_WIDTH)?;
         let elements = self.rows * self.hidden;
         let x = output("residual stream", &self.x, DType::BF16, elements, stream)?;
         let update = input("residual update", self.update, DType::BF16, elements, stream)?;
@@ -130,7 +132,6 @@ fn queue_norm(
     [rows, hidden]: [usize; 2],
     stream: &Stream,
 ) -> Result<(), Refusal> {
-    eights("norm", "hidden", hidden, NORM_WIDTH)?;
     let out_f32 = out.dtype() == DType::F32;
     let dtype = if out_f32 { DType::F32 } else { DType::BF16 };
     let arguments = ffi::qwen3_5_norm_call {
