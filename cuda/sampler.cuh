@@ -17,13 +17,16 @@ constexpr int MAX_BLOCKS = 8;  // of a cluster
 constexpr int VECTOR = 4 * 32;  // logits that a warp loads at a time
 constexpr int DIGIT_BITS = 11;
 constexpr int DIGITS = 1 << DIGIT_BITS;
-static_assert(DIGITS == 2 * THREADS, "a thread has two digits");
+constexpr int GROUPS = DIGITS / 32;  // of digits that lie beside each other
+static_assert(DIGITS == 2 * THREADS && GROUPS == 64, "a thread has two digits, a lane two groups");
 
 struct Shared {
     uint64_t of_blocks[3][MAX_BLOCKS];  // what each block of the cluster has brought to a reduction
     uint64_t of_warps[WARPS];           // likewise, in this block
-    uint32_t low[DIGITS];               // the mass of each digit
+    uint32_t low[DIGITS];               // the mass of each digit, of this block
     uint32_t high[DIGITS];
+    uint64_t of_groups[MAX_BLOCKS][GROUPS];  // the mass of each group, of every block
+    uint64_t of_digits[MAX_BLOCKS][32];      // the mass of the digits of one group, of every block
     uint64_t left;
     uint32_t digit;
 };
@@ -34,13 +37,12 @@ __device__ __forceinline__ int block() { return blockIdx.x; }  // the grid is on
 __device__ __forceinline__ int blocks() { return gridDim.x; }
 
 // Reads what lies where `local` would be in the shared memory of the cluster's block `rank`.
-__device__ __forceinline__ uint64_t load_from_rank(const uint64_t *local, int rank) {
+__device__ __forceinline__ uint32_t load_from_rank(const uint32_t *local, int rank) {
 #if HAS_CLUSTERS
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(local));
-    uint32_t remote;
-    uint64_t value;
+    uint32_t remote, value;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(value) : "r"(remote) : "memory");
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(remote) : "memory");
     return value;
 #else
     return *local;
@@ -174,7 +176,8 @@ public:
             }
             const uint64_t upto_lane = warp_scan(sum), all = __shfl_sync(~0u, upto_lane, 31);
             if (left < all) {
-                const uint64_t here = left - (upto_lane - sum);  // wraps, and is then above all sums, where a lane before has the id
+                // Wraps, and is then above all sums, where a lane before has the id.
+                const uint64_t here = left - (upto_lane - sum);
                 if (here >= sum) return -1;
                 return id + (here >= upto[0]) + (here >= upto[1]) + (here >= upto[2]);
             }
@@ -215,6 +218,56 @@ private:
     int begin, end;
 };
 
+// Of two masses a lane, the larger index first, the one at which their sum passes `target`: its index, and what is left of `target`
+// there, to `shared`. By one warp; `upper` is the mass of index 2 * (31 - lane) + 1.
+__device__ __forceinline__ void find_of_64(Shared &shared, uint64_t upper, uint64_t lower, uint64_t target) {
+    const uint64_t sum = upper + lower, before = warp_scan(sum) - sum;
+    if (target < before || target - before >= sum) return;
+    const bool in_upper = target - before < upper;
+    shared.digit = 2 * (31 - lane()) + in_upper;
+    shared.left = target - before - (in_upper ? 0 : upper);
+}
+
+// The digit at which the masses of all blocks, summed from the largest digit on, pass `target`; and what is left of `target` there.
+// Blocks exchange the masses of groups of digits first, then those of one group.
+__device__ void find_digit(Shared &shared, uint64_t target) {
+    const int mine = 2 * threadIdx.x;
+    uint64_t group = 0;
+    for (int i = mine; i < mine + 2; ++i) group += static_cast<uint64_t>(shared.high[i]) << 32 | shared.low[i];
+#pragma unroll
+    for (int distance = 8; distance > 0; distance /= 2) group += __shfl_xor_sync(~0u, group, distance);
+    // Every lane of a half warp has the sum, so each can tell one block.
+    if (lane() % 16 < blocks()) store_to_rank(&shared.of_groups[block()][mine / 32], lane() % 16, group);
+    cluster_sync();
+
+    if (warp() == 0) {
+        const int lower = 2 * (31 - lane());
+        uint64_t masses[2] = {};
+        for (int other = 0; other < blocks(); ++other) {
+            for (int i = 0; i < 2; ++i) masses[i] += shared.of_groups[other][lower + i];
+        }
+        find_of_64(shared, masses[1], masses[0], target);
+    }
+    __syncthreads();
+    const int first = shared.digit * 32;
+    target = shared.left;
+    if (warp() < blocks()) {
+        const uint64_t high = load_from_rank(&shared.high[first + lane()], warp());
+        shared.of_digits[warp()][lane()] = high << 32 | load_from_rank(&shared.low[first + lane()], warp());
+    }
+    __syncthreads();
+    if (warp() == 0) {
+        uint64_t mass = 0;
+        for (int other = 0; other < blocks(); ++other) mass += shared.of_digits[other][31 - lane()];
+        const uint64_t before = warp_scan(mass) - mass;
+        if (target >= before && target - before < mass) {
+            shared.digit = first + 31 - lane();
+            shared.left = target - before;
+        }
+    }
+    cluster_sync();  // also lets the digits go, which others have read
+}
+
 // The largest key such that the measure of the keys from it on, of those from `floor` on, exceeds `target`; found digit by digit.
 template <typename Measure>
 __device__ uint32_t find_cut(Shared &shared, const Logits &logits, Measure measure, uint32_t floor, uint64_t target) {
@@ -229,27 +282,8 @@ __device__ uint32_t find_cut(Shared &shared, const Logits &logits, Measure measu
             const uint32_t before = atomicAdd(&shared.low[digit], mass);
             if (before + mass < before) atomicAdd(&shared.high[digit], 1);
         });
-        cluster_sync();
-
-        // The largest digits first: a thread has two.
-        const int lower = DIGITS - 2 - 2 * threadIdx.x;
-        uint64_t masses[2] = {};  // of the digits `lower` and `lower + 1`
-        for (int other = 0; other < blocks(); ++other) {
-            const uint64_t low = load_from_rank(reinterpret_cast<const uint64_t *>(shared.low + lower), other);
-            const uint64_t high = load_from_rank(reinterpret_cast<const uint64_t *>(shared.high + lower), other);
-            masses[0] += high << 32 | (low & 0xffffffff);
-            masses[1] += (high >> 32) << 32 | low >> 32;
-        }
-        const uint64_t sum = masses[0] + masses[1], upto = warp_scan(sum);
-        if (lane() == 31) shared.of_warps[warp()] = upto;
         __syncthreads();
-        const uint64_t before = warp_reduce(lane() < warp() ? shared.of_warps[lane()] : 0, Sum()) + upto - sum;
-        if (before <= target && target - before < sum) {
-            const bool upper = target - before < masses[1];
-            shared.digit = lower + upper;
-            shared.left = target - before - (upper ? 0 : masses[1]);
-        }
-        cluster_sync();  // also lets the digits go, which others have read
+        find_digit(shared, target);
         cut |= shared.digit << shift;
         target = shared.left;
         known = shift;
@@ -257,8 +291,8 @@ __device__ uint32_t find_cut(Shared &shared, const Logits &logits, Measure measu
     return cut;
 }
 
-// Whether what is left of `left`, after all that was brought to a slot's reduction by blocks and warps before this warp, is less than
-// what this warp brought; takes off what was before.
+// Takes off `left` what blocks and warps before this warp brought to a slot's reduction; says whether the rest is less than what
+// this warp brought.
 __device__ __forceinline__ bool holds(const Shared &shared, int slot, uint64_t &left) {
     for (int other = 0; other < block(); ++other) left -= shared.of_blocks[slot][other];
     for (int other = 0; other < warp(); ++other) left -= shared.of_warps[other];

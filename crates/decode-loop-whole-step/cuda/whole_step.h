@@ -35,8 +35,8 @@ enum {
     WHOLE_STEP_MINUS_INFINITE = 3,
 };
 
-/* Chooses the next token from one row of logits, appends it to the ring, and unless the text is over with it, makes it what the next
- * step reads. All pointers are device addresses, logits aligned to 16 bytes.
+/* Chooses the next token from one row of logits, appends it to the ring, and unless the text is over with it, makes it what the
+ * next step reads. All pointers are device addresses, logits aligned to 16 bytes.
  *
  * Word i mod ring_len of the ring gets (i + 1) << 32 | why << WHOLE_STEP_ID_BITS | id, for token i, in one store. */
 typedef struct {

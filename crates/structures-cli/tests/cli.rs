@@ -90,11 +90,17 @@ fn list_names_what_is_linked_and_what_was_built() {
     assert!(table.contains("linear_proj"), "{table}");
     assert!(table.contains("w8a16_static"), "{table}");
     let rows = answer(&["list", "--json"]);
-    let ids =
-        ["nvfp4_balance", "nvfp4_dynamic", "w8a16_static"].map(|variant| format!("linear_proj/{variant}"));
-    assert_eq!(rows.as_array().unwrap().iter().map(|row| row["id"].clone()).collect::<Vec<_>>(), ids);
-    assert_eq!((&rows[0]["calibrated"], &rows[1]["calibrated"]), (&json!(true), &json!(false)));
-    assert_eq!(rows[2]["envelope"]["band"]["max"], 16);
+    let ids: Vec<&str> = rows.as_array().unwrap().iter().map(|row| row["id"].as_str().unwrap()).collect();
+    let expected = [
+        "decode_loop/fp8_kv",
+        "decode_loop/whole_step",
+        "linear_proj/nvfp4_balance",
+        "linear_proj/nvfp4_dynamic",
+        "linear_proj/w8a16_static",
+    ];
+    assert_eq!(ids, expected);
+    assert_eq!((&rows[2]["calibrated"], &rows[3]["calibrated"]), (&json!(true), &json!(false)));
+    assert_eq!(rows[4]["envelope"]["band"]["max"], 16);
 }
 
 #[test]
@@ -167,6 +173,69 @@ fn generate_prints_the_golden_text() {
         &ids.join(","),
     ]);
     assert_eq!(from_ids["new_ids"].as_array().unwrap()[..], generation["new_ids"].as_array().unwrap()[..5]);
+}
+
+#[test]
+fn generate_draws_by_a_seed() {
+    let model = tiny_dense();
+    let draw = |extra: &[&str]| {
+        let args = ["generate", "--model", &model, "--max-new", "24", "--json", "A trait"];
+        answer(&[&args[..], extra].concat())
+    };
+    let greedy = draw(&[]);
+    assert_eq!(draw(&["--temperature", "0"])["new_ids"], greedy["new_ids"]);
+    assert_eq!(draw(&["--top-k", "1"])["new_ids"], greedy["new_ids"]);
+    let seven = draw(&["--temperature", "1.5", "--top-k", "100", "--top-p", "0.95", "--seed", "7"]);
+    assert_eq!(
+        draw(&["--temperature", "1.5", "--top-k", "100", "--top-p", "0.95", "--seed", "7"])["new_ids"],
+        seven["new_ids"]
+    );
+    assert_ne!(draw(&["--temperature", "1.5", "--seed", "8"])["new_ids"], seven["new_ids"]);
+    let line = error(&["generate", "--model", &model, "--top-p", "1.5", "A trait"]);
+    assert_eq!(line, "top_p is 1.5; it must be above 0 and at most 1");
+}
+
+#[test]
+fn generate_keeps_keys_and_values_where_it_is_told() {
+    let model = tiny_dense();
+    let with = |extra: &[&str]| {
+        let args = ["generate", "--model", &model, "--max-new", "8", "--json", "A trait object is"];
+        answer(&[&args[..], extra].concat())
+    };
+    let (host, fp8) = (with(&[]), with(&["--kv", "fp8_kv", "--window", "64"]));
+    assert_eq!((&host["finish"], &host["device"]), (&json!("length"), &json!("cpu")));
+    let bytes = |generation: &Value| generation["kv_bytes"].as_u64().unwrap();
+    assert!(bytes(&host) > 0 && bytes(&fp8) > 0);
+    assert_eq!(fp8["new_ids"].as_array().unwrap().len(), 8);
+
+    let error = |extra: &[&str]| generate_error(&assets().join("tiny-dense"), extra);
+    assert_eq!(error(&["--window", "1"]), "2 positions are needed, the window holds 1");
+    assert!(error(&["--kv", "nope"]).starts_with("unknown variant `nope` of decode_loop"));
+    assert!(error(&["--kv", "whole_step"]).contains("it must be a store of keys and values"));
+}
+
+/// A text that Ctrl-C ends is printed as far as it came.
+#[test]
+#[cfg(unix)]
+fn ctrl_c_ends_the_text() {
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::Stdio;
+
+    let model = tiny_dense();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_structures"))
+        .args(["generate", "--model", &model, "--max-new", "4000", "--ignore-eos", "A trait object is"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut printed = String::new();
+    out.read_line(&mut printed).unwrap();
+    assert!(printed.starts_with("A trait object is"), "{printed}");
+    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    out.read_to_string(&mut printed).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(printed.contains(" new tokens") && !printed.contains("4000 new tokens"), "{printed}");
 }
 
 #[test]
@@ -396,7 +465,7 @@ fn bad_rules_are_refused() {
         "unknown variant `nope` of linear_proj; linked here: nvfp4_balance, nvfp4_dynamic, w8a16_static"
     );
     let line = bind("*=nope/w8a16_static");
-    assert!(line.starts_with("unknown structure `nope`; linked here: linear_proj"), "{line}");
+    assert!(line.starts_with("unknown structure `nope`; linked here: decode_loop, linear_proj"), "{line}");
     let line = bind("model.layers.9.*=w8a16_static");
     assert!(line.starts_with("pattern `model.layers.9.*` matches none of the model's"), "{line}");
     assert!(bind("w8a16_static").contains("write PATTERN=VARIANT"));
@@ -413,11 +482,16 @@ fn a_gpu_that_is_not_there_is_refused() {
             "{line}"
         );
     }
-    // Where there is one, the same command runs.
-    let args = ["generate", "--model", &tiny_dense(), "--device", "cuda", "--max-new", "1", "x"];
-    if !run(&args).status.success() {
-        let line = error(&args);
-        assert!(line.starts_with("no CUDA device: "), "{line}");
+    // Where there is one, the same commands run.
+    let model = tiny_dense();
+    let generate = ["generate", "--model", &model, "--device", "cuda", "--max-new", "1", "x"];
+    if !run(&generate).status.success() {
+        let whole_step = "decode_loop/whole_step is linked but its kernels are not built: ";
+        let expected = if built { "no CUDA device: " } else { whole_step };
+        for args in [&generate[..], &["synth", "27b"]] {
+            let line = error(args);
+            assert!(line.starts_with(expected), "{line}");
+        }
     }
 }
 

@@ -101,6 +101,11 @@ mod tests {
             refusal("*=nope"),
             "unknown variant `nope` of linear_proj; linked here: nvfp4_balance, nvfp4_dynamic, w8a16_static"
         );
-        assert!(refusal("*=nope/x").starts_with("unknown structure `nope`; linked here: linear_proj"));
+        let known = "unknown structure `nope`; linked here: decode_loop, linear_proj";
+        assert!(refusal("*=nope/x").starts_with(known));
+        assert!(
+            refusal("*=decode_loop/whole_step")
+                .contains("decode_loop/whole_step does not go into the seats of linear_proj")
+        );
     }
 }
