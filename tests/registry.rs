@@ -10,6 +10,7 @@ pub fn trials() -> Vec<Trial> {
             assert_eq!(
                 ids,
                 [
+                    "decode_loop/fp8_kv",
                     "decode_loop/whole_step",
                     "linear_proj/nvfp4_balance",
                     "linear_proj/nvfp4_dynamic",
