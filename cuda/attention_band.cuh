@@ -37,7 +37,6 @@ __global__ void __launch_bounds__(THREADS, sizeof(Element) == 1 ? (TILES == 1 ? 
     const int group = queries.heads / pages.kv_heads;
     const int64_t start = splits.start(split);
     const float log2_scale = pass.log2_scale * (pages.k_scales == nullptr ? 1.0f : pages.k_scales[head]);
-    let_next_start();
     wait_for_previous();
 
     const Sight sight = {*queries.position + pass.first_row, group};
@@ -77,6 +76,8 @@ __global__ void __launch_bounds__(THREADS, sizeof(Element) == 1 ? (TILES == 1 ? 
         __syncthreads();
         add_values(sums, shared, tile, tile_start, sight, lane);
     }
+    // Not before: blocks that wait for this kernel would be stacked on the multiprocessors that are done first.
+    let_next_start();
     const int64_t first_column = (static_cast<int64_t>(split) * pages.kv_heads + head) * scratch.columns;
     leave(sums, shared, scratch, first_column, pass.rows * group, lane);
 }
