@@ -37,7 +37,6 @@ __global__ void __launch_bounds__(THREADS, sizeof(Element) == 1 ? (TILES == 1 ? 
     const int group = queries.heads / pages.kv_heads;
     const int64_t start = splits.start(split);
     const float log2_scale = pass.log2_scale * (pages.k_scales == nullptr ? 1.0f : pages.k_scales[head]);
-    let_next_start();
     wait_for_previous();
 
     const Sight sight = {*queries.position + pass.first_row, group};
@@ -77,6 +76,8 @@ __global__ void __launch_bounds__(THREADS, sizeof(Element) == 1 ? (TILES == 1 ? 
         __syncthreads();
         add_values(sums, shared, tile, tile_start, sight, lane);
     }
+    // Not before: blocks that wait for this kernel would be stacked on the multiprocessors that are done first.
+    let_next_start();
     const int64_t first_column = (static_cast<int64_t>(split) * pages.kv_heads + head) * scratch.columns;
     leave(sums, shared, scratch, first_column, pass.rows * group, lane);
 }
@@ -107,20 +108,28 @@ Kernel<Element> choose(int head_dim, int tiles) {
                              : choose<Element, 256>(tiles);
 }
 
+// Loads every kernel that the current device has the shared memory for, so that no later call does.
 template <typename Element>
 cudaError_t load() {
+    int device = 0, shared = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     for (int head_dim : {64, 128, 256})
         for (int tiles : {1, 3, 6, 7}) {
             const Kernel<Element> kernel = choose<Element>(head_dim, tiles);
-            const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel.function),
-                                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                           static_cast<int>(kernel.shared));
-            if (error != cudaSuccess) return error;
+            if (error != cudaSuccess || kernel.shared > static_cast<size_t>(shared)) continue;
+            error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         static_cast<int>(kernel.shared));
         }
-    return load_combine();
+    return error == cudaSuccess ? load_combine() : error;
 }
 
-// Queues any number of rows, as many to a pass as have columns.
+// Bytes of scratch that a store needs.
+inline int64_t scratch_bytes(int64_t window, int heads, int kv_heads, int head_dim) {
+    return Scratch::bytes(Splits::of(kv_heads).count(window), kv_heads, heads / kv_heads, head_dim);
+}
+
+// Queues any number of rows, as many to a pass as have columns. `memory` is aligned to 16 bytes.
 template <typename Element>
 cudaError_t launch(const Pages<Element> &pages, const Queries &queries, void *memory, bool overlap, cudaStream_t stream) {
     const int group = queries.heads / pages.kv_heads;
@@ -146,26 +155,3 @@ cudaError_t launch(const Pages<Element> &pages, const Queries &queries, void *me
 
 }  // namespace
 }  // namespace attention::band
-
-namespace attention {
-namespace {
-
-// Loads every kernel, so that no later call does.
-template <typename Element>
-cudaError_t load_attend() {
-    return band::load<Element>();
-}
-
-// Bytes of scratch that `attend` needs for a store.
-inline int64_t scratch_bytes(int64_t window, int heads, int kv_heads, int head_dim) {
-    return band::Scratch::bytes(band::Splits::of(kv_heads).count(window), kv_heads, heads / kv_heads, head_dim);
-}
-
-// Queues answering queries. `scratch` is aligned to 16 bytes.
-template <typename Element>
-cudaError_t attend(const Pages<Element> &pages, const Queries &queries, void *scratch, bool overlap, cudaStream_t stream) {
-    return band::launch(pages, queries, scratch, overlap, stream);
-}
-
-}  // namespace
-}  // namespace attention

@@ -109,17 +109,26 @@ struct Reader {
     // Positions that are not there become zeros.
     template <typename Place>
     __device__ void copy(const Element *from, int tile, const Lookups &lookups, int stages, Place place) const {
+        constexpr int OF_PAGE = COPIES / LOOKUPS;  // copies that are surely of one page
         if (tile >= tiles) return;
-        const char *base = reinterpret_cast<const char *>(from) + chunk * 16;
+        const int64_t first = start + tile * TILE + row;
+        const bool whole = start + (tile + 1) * TILE <= seq_len;
         const uint32_t to = shared + stages + tile % Layout::STAGES * Layout::TILE_BYTES;
+        // The order of chunks repeats every eight rows.
+        const uint32_t places[2] = {to + place(row, chunk), to + place(row + ROWS, chunk)};
 #pragma unroll
-        for (int i = 0; i < COPIES; i++) {
-            const int in_tile = i * ROWS + row;
-            const int64_t position = start + tile * TILE + in_tile;
-            const int64_t page = static_cast<int64_t>(lookups.page[i * LOOKUPS / COPIES]) * pages.kv_heads + head;
+        for (int lookup = 0; lookup < LOOKUPS; lookup++) {
+            const int64_t position = first + lookup * OF_PAGE * ROWS;
+            const int64_t page = static_cast<int64_t>(lookups.page[lookup]) * pages.kv_heads + head;
             const int64_t index = (page << page_shift) + (position & (pages.page_size - 1));
-            const bool there = position < seq_len;
-            copy_async(to + place(in_tile, chunk), there ? base + index * Layout::ROW : base, there);
+            const char *base = reinterpret_cast<const char *>(from) + index * Layout::ROW + chunk * 16;
+#pragma unroll
+            for (int i = 0; i < OF_PAGE; i++) {
+                const int copy = lookup * OF_PAGE + i;
+                const bool there = whole || position + i * ROWS < seq_len;
+                copy_async(places[copy % 2] + copy / 2 * 2 * ROWS * Layout::ROW,
+                           there ? base + i * ROWS * Layout::ROW : reinterpret_cast<const char *>(from), there);
+            }
         }
     }
 };

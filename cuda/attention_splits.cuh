@@ -1,8 +1,8 @@
 // How positions are cut into splits, each attended to by a block of its own.
 //
 // Splits are spaced like floating-point numbers: so many to an octave, one unit long before the second octave and twice as long in
-// each octave after it. A split's range depends on its index alone, so a longer context moves no boundary, and a short
-// context has about as many splits as fill the device, even where there is room for a long one.
+// each octave after it. A split's range depends on its index alone, so a longer context moves no boundary; a short context is cut
+// finely enough to fill the device, and a long one coarsely enough that adding up its splits costs little.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Splits {
 
     // Fewer KV heads need more splits to fill a device. A split of a unit is 64 KB of E4M3 keys and values of 256 at four heads.
     __host__ __device__ static Splits of(int kv_heads) {
-        return kv_heads >= 4 ? Splits{7, 4} : kv_heads >= 2 ? Splits{6, 5} : Splits{6, 6};
+        return kv_heads >= 4 ? Splits{7, 5} : kv_heads >= 2 ? Splits{6, 6} : Splits{6, 7};
     }
 
     // The first position of a split, and so the end of the one before.

@@ -139,17 +139,19 @@ __device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], c
 template <typename Layout>
 __device__ __forceinline__ void weigh(Sums<Layout> &sums, const float (&score)[Layout::TILES * 4], char *shared, const Lane &lane) {
     using Operands = Operands<typename Layout::Element>;
-    const float *per_warp = reinterpret_cast<const float *>(shared + Layout::PER_WARP);
+    const float2 *per_warp = reinterpret_cast<const float2 *>(shared + Layout::PER_WARP);
     bool grew = false;
     float shrink[Layout::TILES][2];
 #pragma unroll
     for (int n = 0; n < Layout::TILES; n++) {
+        float2 of_warp[WARPS];
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) of_warp[w] = per_warp[(w * Layout::TILES + n) * (COLUMNS / 2) + lane.t];
 #pragma unroll
         for (int c = 0; c < 2; c++) {
             float largest = sums.largest[n][c];
 #pragma unroll
-            for (int w = 0; w < WARPS; w++)
-                largest = fmaxf(largest, per_warp[(w * Layout::TILES + n) * COLUMNS + 2 * lane.t + c]);
+            for (int w = 0; w < WARPS; w++) largest = fmaxf(largest, c == 0 ? of_warp[w].x : of_warp[w].y);
             shrink[n][c] = exp2_fast(__fadd_rn(sums.largest[n][c], -largest));
             grew |= shrink[n][c] != 1.0f;
             sums.largest[n][c] = largest;

@@ -6,6 +6,8 @@
 
 mod adoption;
 mod arm;
+#[cfg(kernels_built)]
+mod attention;
 mod balance;
 #[cfg(kernels_built)]
 mod bf16_linear;
@@ -34,6 +36,8 @@ fn main() {
     let arguments = Arguments::from_args();
     let trials: Vec<Trial> = [
         registry::trials(),
+        #[cfg(kernels_built)]
+        attention::trials(),
         #[cfg(kernels_built)]
         bf16_linear::trials(),
         gates::trials(),
