@@ -26,7 +26,7 @@ struct HopperForm {
     using Product = flash::Product<Element>;
     static constexpr int DIM = Dim, WARPGROUPS = 2, ROWS = WARPGROUPS * TILE_ROWS, KEYS = TILE_ROWS, STAGES = 2;
     static constexpr int THREADS = (WARPGROUPS + 1) * 128;
-    static constexpr int CHUNKS = Dim / 8, TILE = TILE_ROWS * CHUNKS;
+    static constexpr int CHUNKS = Dim / 8, TILE = TILE_ROWS * CHUNKS, ROW_STRIDE = 128;
     // Registers of a thread. A multiprocessor has 504 for the three in the same place of their warpgroups.
     static constexpr int FETCH_REGISTERS = 40, MULTIPLY_REGISTERS = 232;
 
@@ -70,13 +70,14 @@ __device__ __forceinline__ void warpgroup_sync(int warpgroup) {
 
 // Hides what is not finite in a tile of values that this warpgroup has just fetched.
 template <typename Form>
-__device__ __forceinline__ void hide_tile(uint4 *values, Hidden &hidden, int warpgroup, int thread) {
+__device__ __forceinline__ void hide_tile(uint4 *values, const Share<Form, 128> &share, Hidden &hidden, int warpgroup,
+                                          int thread) {
     for (int i = thread; i < Form::DIM; i += 128) hidden.first[i] = INT32_MAX;
     if (thread == 0) hidden.any = 0;
     warpgroup_sync(warpgroup);
-    each_chunk<Form, 128, 1>(thread, [&](int, int key, int chunk) {
-        hide_values<Form>(at_byte(values, Form::place(key, chunk)), key, chunk, hidden);
-    });
+#pragma unroll 1
+    for (int i = 0; i < share.CHUNKS; i++)
+        hide_values<Form>(at_byte(values, share.place(i)), share.key(i), share.chunk, hidden);
 }
 
 // Fetches tiles in the order in which they are multiplied: a tile's keys, then the values of the tile before. The copies of one
@@ -85,6 +86,7 @@ template <typename Form>
 __device__ __forceinline__ void fetch_tiles(typename Form::Shared &shared, const Pages<typename Form::Element> &pages,
                                             const HeadPages<Form> &head_pages, const Keys<Form> &keys, int warpgroup, int thread) {
     constexpr bool CONVERTS = Form::Product::HALF;
+    const Share<Form, 128> share(thread);
     struct Tile {
         Kind kind;
         int i, slot;
@@ -99,13 +101,11 @@ __device__ __forceinline__ void fetch_tiles(typename Form::Shared &shared, const
         const uint32_t to = shared_address(shared.tiles[tile.kind][tile.stage()]);
         const uint32_t codes = shared_address(shared.codes[tile.slot]);
         const int first = (keys.begin + tile.i) * Form::KEYS;
-        each_chunk<Form, 128, 4>(thread, [&](int i, int key, int chunk) {
-            const bool there = first + key < head_pages.end;
-            const typename Form::Element *eight = from + (there ? head_pages.row(first + key) + chunk * 8 : 0);
+        share.each(head_pages, first, [&](int i, int64_t element, bool there) {
             if (CONVERTS)
-                copy_eight_async(codes + (i * 128 + thread) * 8, eight, there);
+                copy_eight_async(codes + (i * 128 + thread) * 8, from + element, there);
             else
-                copy_async(to + Form::place(key, chunk), eight, there);
+                copy_async(to + share.place(i), from + element, there);
         });
         close_copies();
     };
@@ -113,12 +113,12 @@ __device__ __forceinline__ void fetch_tiles(typename Form::Shared &shared, const
         uint4 *to = shared.tiles[tile.kind][tile.stage()];
         if (CONVERTS) {
             wait_for_room(tile);
-            each_chunk<Form, 128, 4>(thread, [&](int i, int key, int chunk) {
-                *at_byte(to, Form::place(key, chunk)) = fp16x8(shared.codes[tile.slot][i * 128 + thread]);
-            });
+#pragma unroll
+            for (int i = 0; i < share.CHUNKS; i++)
+                *at_byte(to, share.place(i)) = fp16x8(shared.codes[tile.slot][i * 128 + thread]);
         }
         if (tile.kind == VALUES && keys.hides(keys.begin + tile.i))
-            hide_tile<Form>(to, shared.hidden[tile.stage()], warpgroup, thread);
+            hide_tile<Form>(to, share, shared.hidden[tile.stage()], warpgroup, thread);
         publish_to_products();
         arrive(&shared.full[tile.kind][tile.stage()]);
     };
