@@ -47,7 +47,6 @@ struct Pass {
 // What the second kernel knows of the store.
 struct Values {
     const float *scales;  // [kv_heads], or null
-    float scale;          // by which operands are smaller than values
     int32_t kv_heads;
     int64_t window;
 };
@@ -134,7 +133,7 @@ __global__ void __launch_bounds__(THREADS) kernel(Values values, Queries queries
         element = __fadd_rn(element, reinterpret_cast<const float *>(sums[i])[threadIdx.x]);
         all = __fadd_rn(all, totals[i]);
     }
-    const float scale = values.scale * (values.scales == nullptr ? 1.0f : values.scales[head / group]);
+    const float scale = values.scales == nullptr ? 1.0f : values.scales[head / group];
     const int64_t vector = (pass.first_row + row) * queries.heads + head;
     queries.out[vector * queries.head_dim + part * PART + threadIdx.x] =
         __float2bfloat16_rn(__fmul_rn(__fdiv_rn(element, all), scale));

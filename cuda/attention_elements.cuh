@@ -1,4 +1,4 @@
-// How stored elements become operands of the tensor core.
+// How queries and stored elements become operands of the tensor core.
 //
 // A lane's four elements of keys along head_dim are two registers of one row; its four elements of values along the positions are
 // two registers. The order of either inside a step is free as long as both operands agree.
@@ -9,119 +9,110 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
-#include "mma.cuh"
-
 namespace attention::band {
 namespace {
 
 template <typename Element>
 struct Operands;
 
-// Keys and values enter as they are, weights are rounded to BF16.
+// Everything enters as it is, weights are rounded to BF16.
 template <>
 struct Operands<__nv_bfloat16> {
-    static constexpr float VALUE_SCALE = 1.0f;
-
     // Step `i` of a chunk of keys: elements 4i to 4i + 3.
     __device__ static void keys(const uint32_t (&chunk)[4], int i, uint32_t &first, uint32_t &second) {
         first = chunk[2 * i];
         second = chunk[2 * i + 1];
     }
 
-    // Element `i` of two positions.
-    __device__ static uint32_t values(const uint32_t *first, const uint32_t *second, int i) {
-        return __byte_perm(first[i / 2], second[i / 2], i % 2 == 0 ? 0x5410 : 0x7632);
+    // Elements 2i and 2i + 1 of two positions.
+    __device__ static void values(const uint32_t *first, const uint32_t *second, int i, uint32_t &even, uint32_t &odd) {
+        even = __byte_perm(first[i], second[i], 0x5410);
+        odd = __byte_perm(first[i], second[i], 0x7632);
+    }
+
+    // Two elements, or all ones where one is not finite.
+    __device__ static uint32_t not_finite(uint32_t word) {
+        return ((word & 0x7f80u) == 0x7f80u ? 0xffffu : 0) | ((word & 0x7f800000u) == 0x7f800000u ? 0xffff0000u : 0);
     }
 
     __device__ static float value(const char *address) {
         return __bfloat162float(*reinterpret_cast<const __nv_bfloat16 *>(address));
     }
 
-    // Keys and values that are not finite keep being so as operands.
-    __device__ static uint32_t not_finite(uint32_t) { return 0; }
-
-    // The word with zeros for elements that are not finite, which `found` then says.
-    __device__ static uint32_t finite_part(uint32_t word, uint32_t &found) {
-        const uint32_t mask = ((word & 0x7f80u) == 0x7f80u ? 0xffffu : 0) |
-                              ((word & 0x7f800000u) == 0x7f800000u ? 0xffff0000u : 0);
-        found |= mask;
-        return word & ~mask;
+    // Eight elements of a query, and what their products are to be multiplied by.
+    __device__ static uint4 queries(uint4 elements, float &factor) {
+        factor = 1.0f;
+        return elements;
     }
 
     __device__ static uint32_t weights(float low, float high) {
         const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
         return *reinterpret_cast<const uint32_t *>(&pair);
     }
-    __device__ static float weight(const char *address) { return value(address); }
     __device__ static float2 to_floats(uint32_t pair) {
         return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(&pair));
     }
-
-    __device__ static void multiply_values(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-        mma_m16n8k16(d, a, b0, b1);
-    }
+    __device__ static float weight(const char *address) { return value(address); }
 };
 
-// Keys become BF16, as queries are. Values become F16, smaller by 2^8, and weights are rounded to F16: that takes an instruction
-// less than BF16, and keeps three bits more of a weight. Both are exact but for NaN, whose code gives 480: nothing that
-// is masked can spoil a sum, and what is not masked is looked for.
+// Everything enters as F16, which holds all of E4M3, has an instruction for it, and keeps three bits more of a weight than BF16.
 template <>
 struct Operands<__nv_fp8_e4m3> {
-    static constexpr float VALUE_SCALE = 256.0f;
-
-    // Bytes `i` of two words, each with its sign in all bits above: what a shift then moves to where 16-bit formats have their
-    // exponents.
-    __device__ static uint32_t spread(uint32_t first, int i, uint32_t second, int j) {
-        uint32_t result;
-        asm("prmt.b32 %0, %1, %2, %3;"
-            : "=r"(result)
-            : "r"(first), "r"(second), "r"(i | (i | 8) << 4 | (j | 4) << 8 | (j | 12) << 12));
-        return result;
-    }
-
-    // With E4M3's exponent where BF16's low bits are, a number is smaller by 2^120; subnormals are too.
-    __device__ static uint32_t to_bf16(uint32_t spread) {
-        uint32_t result;
-        asm("fma.rn.bf16x2 %0, %1, %2, %3;"
-            : "=r"(result)
-            : "r"((spread << 4) & 0x87f087f0u), "r"(0x7b807b80u), "r"(0x80008000u));
-        return result;
+    __device__ static uint32_t to_f16(uint32_t codes) {
+        const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
+        return pair.x | static_cast<uint32_t>(pair.y) << 16;
     }
 
     __device__ static void keys(const uint32_t (&chunk)[4], int i, uint32_t &first, uint32_t &second) {
-        first = to_bf16(spread(chunk[i], 0, chunk[i], 1));
-        second = to_bf16(spread(chunk[i], 2, chunk[i], 3));
+        first = to_f16(chunk[i] & 0xffffu);
+        second = to_f16(chunk[i] >> 16);
     }
 
-    __device__ static uint32_t values(const uint32_t *first, const uint32_t *second, int i) {
-        return (spread(first[i / 4], i % 4, second[i / 4], i % 4) << 7) & 0xbf80bf80u;
+    __device__ static void values(const uint32_t *first, const uint32_t *second, int i, uint32_t &even, uint32_t &odd) {
+        const uint32_t codes = __byte_perm(first[i / 2], second[i / 2], i % 2 == 0 ? 0x5140 : 0x7362);
+        even = to_f16(codes & 0xffffu);
+        odd = to_f16(codes >> 16);
+    }
+
+    __device__ static uint32_t not_finite(uint32_t word) {
+        return ((((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) >> 7) * 0xffu;
     }
 
     __device__ static float value(const char *address) {
         return static_cast<float>(*reinterpret_cast<const __nv_fp8_e4m3 *>(address));
     }
 
-    // Bit 7 of a byte says that it is the code of a NaN.
-    __device__ static uint32_t not_finite(uint32_t word) { return ((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u; }
-
-    __device__ static uint32_t finite_part(uint32_t word, uint32_t &) { return word; }
+    // A power of two brings the largest of a query's elements to between 2^14 and 2^15. Elements keep all their bits but for those
+    // that are 2^29 times smaller, which end at 2^-24. A query that is not finite has the factor NaN. Called by a whole warp, of
+    // which each lane has eight elements of one query, or zeros.
+    __device__ static uint4 queries(uint4 elements, float &factor) {
+        const uint32_t words[4] = {elements.x, elements.y, elements.z, elements.w};
+        uint32_t largest = 0;
+#pragma unroll
+        for (uint32_t word : words) largest = max(largest, max(word & 0x7fffu, word >> 16 & 0x7fffu));
+        const int exponent = static_cast<int>(__reduce_max_sync(~0u, largest) >> 7);
+        const int power = min(127 + 14 - exponent, 126);
+        const float scale = __uint_as_float(static_cast<uint32_t>(127 + power) << 23);
+        factor = exponent == 255 ? NAN : __uint_as_float(static_cast<uint32_t>(127 - power) << 23);
+        uint32_t out[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 pair = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(&words[i]));
+            const __half2 scaled = __floats2half2_rn(pair.x * scale, pair.y * scale);
+            out[i] = *reinterpret_cast<const uint32_t *>(&scaled);
+        }
+        return {out[0], out[1], out[2], out[3]};
+    }
 
     __device__ static uint32_t weights(float low, float high) {
         const __half2 pair = __floats2half2_rn(low, high);
         return *reinterpret_cast<const uint32_t *>(&pair);
     }
-    __device__ static float weight(const char *address) {
-        return __half2float(*reinterpret_cast<const __half *>(address));
-    }
     __device__ static float2 to_floats(uint32_t pair) {
         return __half22float2(*reinterpret_cast<const __half2 *>(&pair));
     }
-
-    __device__ static void multiply_values(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    __device__ static float weight(const char *address) {
+        return __half2float(*reinterpret_cast<const __half *>(address));
     }
 };
 

@@ -4,7 +4,7 @@
 #include <cuda_fp8.h>
 
 #include "attention_append.cuh"
-#include "attention_band.cuh"
+#include "attention_attend.cuh"
 
 namespace {
 
@@ -24,7 +24,7 @@ attention::Pages<Element> pages(const fp8_kv_layer &layer) {
 }  // namespace
 
 extern "C" int64_t fp8_kv_scratch_bytes(int64_t window, int32_t heads, int32_t kv_heads, int32_t head_dim) {
-    return attention::scratch_bytes(window, heads, kv_heads, head_dim);
+    return attention::band::scratch_bytes(window, heads, kv_heads, head_dim);
 }
 
 extern "C" int fp8_kv_prepare(void) {

@@ -1,0 +1,280 @@
+// What a block of the band does with one tile of positions: scores, weights, outputs.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_combine.cuh"
+#include "attention_elements.cuh"
+#include "attention_layout.cuh"
+#include "attention_products.cuh"
+
+namespace attention::band {
+namespace {
+
+// A lane's place in tensor-core steps.
+struct Lane {
+    int warp = threadIdx.x / 32;
+    int g = threadIdx.x % 32 / 4;
+    int t = threadIdx.x % 4;
+};
+
+// What the rows of a pass see.
+struct Sight {
+    int64_t first;  // the position of the first row, which sees it and all before
+    int group;      // columns of a row
+
+    __device__ bool whole(int64_t tile_start) const { return tile_start + TILE - 1 <= first; }
+    __device__ bool sees(int column, int64_t position) const { return position <= first + column / group; }
+};
+
+// What columns 2t and 2t + 1 of each column tile have summed up so far.
+template <typename Layout>
+struct Sums {
+    static constexpr int TILES = Layout::TILES;
+    static constexpr int RUN = Layout::HEAD_DIM / 32;  // elements of head_dim that a lane has, in a run
+    static constexpr int M_TILES = RUN / 2;
+
+    float out[M_TILES][TILES * 4];  // elements 2j and 2j + 1 of the run: [j][4n + c] and [j][4n + 2 + c] of column c
+    float largest[TILES][2];        // score
+    float total[TILES][2];          // weight of this lane's positions
+
+    __device__ Sums() {
+#pragma unroll
+        for (int i = 0; i < TILES * 4; i++) {
+#pragma unroll
+            for (int j = 0; j < M_TILES; j++) out[j][i] = 0.0f;
+            largest[i / 4][i % 2] = -INFINITY;
+            total[i / 4][i % 2] = 0.0f;
+        }
+    }
+};
+
+// The transpose of an 8 x 8 matrix of 16-bit elements, of which lane 4g + t holds elements 2t and 2t + 1 of row g.
+__device__ __forceinline__ uint32_t transpose(uint32_t matrix) {
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(matrix));
+    return matrix;
+}
+
+// Brings the query vectors of a KV head's group into shared memory; columns past the last are zeros.
+template <typename Layout>
+__device__ __forceinline__ void load_queries(char *shared, const Queries &queries, const Pass &pass, int head, int group,
+                                             float log2_scale) {
+    constexpr int VECTORS = Layout::TILES * COLUMNS / WARPS;  // of a warp
+    const int warp = threadIdx.x / 32, eighth = threadIdx.x % 32;
+    uint4 elements[VECTORS];
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        const int column = warp + i * WARPS;
+        const int64_t vector = (pass.first_row + column / group) * queries.heads + head * group + column % group;
+        const uint4 *from = reinterpret_cast<const uint4 *>(queries.queries + vector * Layout::HEAD_DIM) + eighth;
+        elements[i] = column < pass.rows * group && eighth < Layout::HEAD_DIM / 8 ? *from : uint4{};
+    }
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        const int column = warp + i * WARPS;
+        float factor;
+        const uint4 query = Operands<typename Layout::Element>::queries(elements[i], factor);
+        if (eighth == 0) reinterpret_cast<float *>(shared + Layout::FACTORS)[column] = log2_scale * factor;
+        if (eighth >= Layout::HEAD_DIM / 8) continue;
+        const uint32_t pairs[4] = {query.x, query.y, query.z, query.w};
+#pragma unroll
+        for (int pair = 0; pair < 4; pair++)
+            *reinterpret_cast<uint32_t *>(shared + Layout::query(column, eighth, pair)) = pairs[pair];
+    }
+}
+
+// Scores of a tile: lane 4g + t has positions g and g + 8 of its warp's 16, columns 2t and 2t + 1. What a column does not see scores
+// minus infinity. Each warp leaves its largest scores in shared memory.
+template <typename Layout>
+__device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], char *shared, int tile, int64_t tile_start,
+                                            const Sight &sight, const Lane &lane) {
+    using Products = Products<typename Layout::Element, Layout::TILES>;
+    const char *keys = shared + Layout::KEYS + tile % Layout::STAGES * Layout::TILE_BYTES;
+#pragma unroll
+    for (float &s : score) s = 0.0f;
+    uint32_t a[2][Layout::STEPS][4];
+#pragma unroll
+    for (int s = 0; s < Layout::CHUNKS / 4; s++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int position = 16 * lane.warp + lane.g + 8 * half;
+            const uint4 chunk = *reinterpret_cast<const uint4 *>(keys + Layout::key(position, 4 * s + lane.t));
+            const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+            for (int i = 0; i < Layout::STEPS; i++)
+                Operands<typename Layout::Element>::keys(words, i, a[s % 2][i][half], a[s % 2][i][half + 2]);
+        }
+        begin_products();
+#pragma unroll
+        for (int i = 0; i < Layout::STEPS; i++) {
+            const int step = s * Layout::STEPS + i;
+            Products::multiply(score, a[s % 2][i], Products::right(shared + Layout::query_atoms(step), step % 4));
+        }
+        end_products();
+        wait_for_products<1>();
+    }
+    wait_for_products<0>();
+
+    const float *factors = reinterpret_cast<const float *>(shared + Layout::FACTORS);
+    float *per_warp = reinterpret_cast<float *>(shared + Layout::PER_WARP) + lane.warp * Layout::TILES * COLUMNS;
+#pragma unroll
+    for (int i = 0; i < Layout::TILES * 4; i++) {
+        const int column = i / 4 * COLUMNS + 2 * lane.t + i % 2;
+        score[i] = __fmul_rn(score[i], factors[column]);
+        if (!sight.whole(tile_start) && !sight.sees(column, tile_start + 16 * lane.warp + lane.g + i / 2 % 2 * 8))
+            score[i] = -INFINITY;
+    }
+#pragma unroll
+    for (int n = 0; n < Layout::TILES; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            float largest = fmaxf(score[4 * n + c], score[4 * n + 2 + c]);
+#pragma unroll
+            for (int lanes = 4; lanes < 32; lanes *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
+            if (lane.g == 0) per_warp[n * COLUMNS + 2 * lane.t + c] = largest;
+        }
+}
+
+// Turns scores into weights in shared memory, relative to the largest score so far. What was summed before shrinks to match.
+template <typename Layout>
+__device__ __forceinline__ void weigh(Sums<Layout> &sums, const float (&score)[Layout::TILES * 4], char *shared, const Lane &lane) {
+    using Operands = Operands<typename Layout::Element>;
+    const float *per_warp = reinterpret_cast<const float *>(shared + Layout::PER_WARP);
+    bool grew = false;
+    float shrink[Layout::TILES][2];
+#pragma unroll
+    for (int n = 0; n < Layout::TILES; n++) {
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            float largest = sums.largest[n][c];
+#pragma unroll
+            for (int w = 0; w < WARPS; w++)
+                largest = fmaxf(largest, per_warp[(w * Layout::TILES + n) * COLUMNS + 2 * lane.t + c]);
+            shrink[n][c] = exp2_fast(__fadd_rn(sums.largest[n][c], -largest));
+            grew |= shrink[n][c] != 1.0f;
+            sums.largest[n][c] = largest;
+            sums.total[n][c] = __fmul_rn(sums.total[n][c], shrink[n][c]);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const uint32_t pair = Operands::weights(exp2_fast(__fadd_rn(score[4 * n + 2 * half], -sums.largest[n][0])),
+                                                    exp2_fast(__fadd_rn(score[4 * n + 2 * half + 1], -sums.largest[n][1])));
+            const float2 rounded = Operands::to_floats(pair);
+            sums.total[n][0] = __fadd_rn(sums.total[n][0], rounded.x);
+            sums.total[n][1] = __fadd_rn(sums.total[n][1], rounded.y);
+            char *to = shared + Layout::weight(COLUMNS * n + lane.g, 16 * lane.warp + 8 * half + 2 * lane.t);
+            *reinterpret_cast<uint32_t *>(to) = transpose(pair);
+        }
+    }
+    if (!__any_sync(~0u, grew)) return;
+#pragma unroll
+    for (int j = 0; j < sums.M_TILES; j++)
+#pragma unroll
+        for (int i = 0; i < Layout::TILES * 4; i++) sums.out[j][i] = __fmul_rn(sums.out[j][i], shrink[i / 4][i % 2]);
+}
+
+// A lane's run of a value, in words; what is not finite is left out, and said, where `guard` is set.
+template <int WORDS, typename Operands>
+__device__ __forceinline__ void load_run(uint32_t (&run)[WORDS], const char *from, int bytes, bool guard, uint32_t &left_out) {
+    if (bytes == 2) run[0] = *reinterpret_cast<const unsigned short *>(from);
+    if (bytes == 4) run[0] = *reinterpret_cast<const uint32_t *>(from);
+    if constexpr (WORDS == 2) *reinterpret_cast<uint2 *>(run) = *reinterpret_cast<const uint2 *>(from);
+    if constexpr (WORDS == 4) *reinterpret_cast<uint4 *>(run) = *reinterpret_cast<const uint4 *>(from);
+    if (!guard) return;
+#pragma unroll
+    for (uint32_t &word : run) {
+        const uint32_t not_finite = Operands::not_finite(word);
+        word &= ~not_finite;
+        left_out |= not_finite;
+    }
+}
+
+// Adds the tile's values by their weights. A value that is not finite, and that some row does not see, would spoil that row even with
+// a weight of zero: it is left out of the products, and added to the columns that see it.
+template <typename Layout>
+__device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *shared, int tile, int64_t tile_start,
+                                           const Sight &sight, const Lane &lane) {
+    using Element = typename Layout::Element;
+    using Products = Products<Element, Layout::TILES>;
+    constexpr int RUN_BYTES = sums.RUN * sizeof(Element);
+    constexpr int WORDS = RUN_BYTES < 4 ? 1 : RUN_BYTES / 4;
+    const char *values = shared + Layout::VALUES + tile % Layout::STAGES * Layout::TILE_BYTES;
+    const int byte = lane.warp * (Layout::ROW / WARPS) + lane.g * RUN_BYTES;
+    const bool whole = sight.whole(tile_start);
+    uint32_t left_out = 0;
+    uint32_t a[2][sums.M_TILES][4];
+#pragma unroll
+    for (int step = 0; step < TILE / 16; step++) {
+        uint32_t run[4][WORDS];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int position = 16 * step + 2 * lane.t + i % 2 + i / 2 * 8;
+            load_run<WORDS, Operands<Element>>(run[i], values + Layout::value(position, byte / 16) + byte % 16, RUN_BYTES,
+                                               !whole && tile_start + position > sight.first, left_out);
+        }
+#pragma unroll
+        for (int j = 0; j < sums.M_TILES; j++) {
+            Operands<Element>::values(run[0], run[1], j, a[step % 2][j][0], a[step % 2][j][1]);
+            Operands<Element>::values(run[2], run[3], j, a[step % 2][j][2], a[step % 2][j][3]);
+        }
+        begin_products();
+        const auto weights = Products::right(shared + Layout::WEIGHTS, step);
+#pragma unroll
+        for (int j = 0; j < sums.M_TILES; j++) Products::multiply(sums.out[j], a[step % 2][j], weights);
+        end_products();
+        wait_for_products<1>();
+    }
+    wait_for_products<0>();
+    if (!__any_sync(~0u, left_out != 0)) return;
+
+    for (int position = 0; position < TILE; position++) {
+        if (tile_start + position <= sight.first) continue;
+        const char *from = values + Layout::value(position, byte / 16) + byte % 16;
+#pragma unroll
+        for (int element = 0; element < sums.RUN; element++) {
+            const float value = Operands<Element>::value(from + element * sizeof(Element));
+            if (isfinite(value)) continue;
+#pragma unroll
+            for (int i = 0; i < Layout::TILES * 2; i++) {
+                const int column = i / 2 * COLUMNS + 2 * lane.t + i % 2;
+                float &sum = sums.out[element / 2][i / 2 * 4 + element % 2 * 2 + i % 2];
+                if (sight.sees(column, tile_start + position))
+                    sum = __fmaf_rn(Operands<Element>::weight(shared + Layout::weight(column, position)), value, sum);
+            }
+        }
+    }
+}
+
+// Leaves the sums of a split for the second kernel; `first_column` is that of its head.
+template <typename Layout>
+__device__ __forceinline__ void leave(const Sums<Layout> &sums, char *shared, const Scratch &scratch, int64_t first_column,
+                                      int columns, const Lane &lane) {
+    float *per_warp = reinterpret_cast<float *>(shared + Layout::PER_WARP);
+#pragma unroll
+    for (int i = 0; i < Layout::TILES * 2; i++) {
+        float total = sums.total[i / 2][i % 2];
+#pragma unroll
+        for (int lanes = 4; lanes < 32; lanes *= 2) total = __fadd_rn(total, __shfl_xor_sync(~0u, total, lanes));
+        if (lane.g == 0) per_warp[(lane.warp * Layout::TILES + i / 2) * COLUMNS + 2 * lane.t + i % 2] = total;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < Layout::TILES * 2; i++) {
+        const int column = i / 2 * COLUMNS + 2 * lane.t + i % 2;
+        if (column >= columns) continue;
+        if (lane.warp == 0 && lane.g == 0) {
+            float total = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) total = __fadd_rn(total, per_warp[w * Layout::TILES * COLUMNS + column]);
+            scratch.weights[first_column + column] = make_float2(sums.largest[i / 2][i % 2], total);
+        }
+        float *to = scratch.outputs + (first_column + column) * Layout::HEAD_DIM + (lane.warp * 8 + lane.g) * sums.RUN;
+#pragma unroll
+        for (int j = 0; j < sums.M_TILES; j++)
+            reinterpret_cast<float2 *>(to)[j] =
+                make_float2(sums.out[j][i / 2 * 4 + i % 2], sums.out[j][i / 2 * 4 + 2 + i % 2]);
+    }
+}
+
+}  // namespace
+}  // namespace attention::band
