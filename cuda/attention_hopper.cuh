@@ -68,6 +68,14 @@ __device__ __forceinline__ void warpgroup_sync(int warpgroup) {
     asm volatile("barrier.cta.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 }
 
+// The two warpgroups that multiply start their products in turns, so that one makes weights while the other's are under way.
+__device__ __forceinline__ void wait_for_turn(int warpgroup) {
+    asm volatile("barrier.cta.sync %0, 256;" ::"r"(4 + warpgroup) : "memory");
+}
+__device__ __forceinline__ void pass_turn(int warpgroup) {
+    asm volatile("barrier.cta.arrive %0, 256;" ::"r"(4 + 1 - warpgroup) : "memory");
+}
+
 // Hides what is not finite in a tile of values that this warpgroup has just fetched.
 template <typename Form>
 __device__ __forceinline__ void hide_tile(uint4 *values, const Share<Form, 128> &share, Hidden &hidden, int warpgroup,
@@ -113,9 +121,16 @@ __device__ __forceinline__ void fetch_tiles(typename Form::Shared &shared, const
         uint4 *to = shared.tiles[tile.kind][tile.stage()];
         if (CONVERTS) {
             wait_for_room(tile);
+            // No load passes a store before it, so some come first.
+            constexpr int BATCH = 4;
 #pragma unroll
-            for (int i = 0; i < share.CHUNKS; i++)
-                *at_byte(to, share.place(i)) = fp16x8(shared.codes[tile.slot][i * 128 + thread]);
+            for (int from = 0; from < share.CHUNKS; from += BATCH) {
+                uint2 codes[BATCH];
+#pragma unroll
+                for (int i = 0; i < BATCH; i++) codes[i] = shared.codes[tile.slot][(from + i) * 128 + thread];
+#pragma unroll
+                for (int i = 0; i < BATCH; i++) *at_byte(to, share.place(from + i)) = fp16x8(codes[i]);
+            }
         }
         if (tile.kind == VALUES && keys.hides(keys.begin + tile.i))
             hide_tile<Form>(to, share, shared.hidden[tile.stage()], warpgroup, thread);
@@ -217,23 +232,17 @@ struct Multiply {
         const int count = keys.end - keys.begin;
         clear(sum);
         if (count == 0) return;
-#ifdef PINGPONG
-        if (warpgroup == 1 && count > 1) asm volatile("barrier.cta.arrive %0, 256;" ::"r"(4) : "memory");
-#endif
+        if (warpgroup == 1 && count > 1) pass_turn(warpgroup);
         wait(KEYS, 0);
         start_scores(0);
         end_scores<0>(0);
         if (count > 1) wait(KEYS, 1);
         pack_weights();
         for (int i = 1; i < count; i++) {
-#ifdef PINGPONG
-            asm volatile("barrier.cta.sync %0, 256;" ::"r"(4 + warpgroup) : "memory");
-#endif
+            wait_for_turn(warpgroup);
             start_scores(i);
             start_values(i - 1);
-#ifdef PINGPONG
-            if (warpgroup == 0 || i + 1 < count) asm volatile("barrier.cta.arrive %0, 256;" ::"r"(5 - warpgroup) : "memory");
-#endif
+            if (warpgroup == 0 || i + 1 < count) pass_turn(warpgroup);
             const Keep keep = end_scores<1>(i);
             // Weights are made before the products of values are waited for: instructions do not move across this loop, where
             // without it the assembler has the latter wait first.
@@ -302,7 +311,8 @@ __global__ void __launch_bounds__(Form::THREADS, 1)
             cluster_sync();  // a block stays while others read its sums
         } else {
             const float factor[2] = {v_scale / quad_sum(softmax.total[0]), v_scale / quad_sum(softmax.total[1])};
-            store_rows<Form>(multiply.sum, factor, shared.queries[warpgroup], of_warpgroup, call.out, work.heads, work.first + own, lane);
+            store_rows<Form>(multiply.sum, factor, shared.queries[warpgroup], of_warpgroup, call.out, work.heads,
+                             work.first + own, lane);
         }
     }
 #endif
