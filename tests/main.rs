@@ -6,6 +6,8 @@
 
 mod adoption;
 mod arm;
+#[cfg(kernels_built)]
+mod attention_prompt;
 mod balance;
 mod bf16_linear;
 mod cuda_model;
@@ -32,6 +34,8 @@ fn main() {
     let arguments = Arguments::from_args();
     let trials: Vec<Trial> = [
         registry::trials(),
+        #[cfg(kernels_built)]
+        attention_prompt::trials(),
         #[cfg(kernels_built)]
         bf16_linear::trials(),
         gates::trials(),
