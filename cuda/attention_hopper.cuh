@@ -26,7 +26,7 @@ struct HopperForm {
     using Product = flash::Product<Element>;
     static constexpr int DIM = Dim, WARPGROUPS = 2, ROWS = WARPGROUPS * TILE_ROWS, KEYS = TILE_ROWS, STAGES = 2;
     static constexpr int THREADS = (WARPGROUPS + 1) * 128;
-    static constexpr int CHUNKS = Dim / 8, TILE = TILE_ROWS * CHUNKS;
+    static constexpr int CHUNKS = Dim / 8, TILE = TILE_ROWS * CHUNKS, ROW_STRIDE = 128;
     // Registers of a thread. A multiprocessor has 504 for the three in the same place of their warpgroups.
     static constexpr int FETCH_REGISTERS = 40, MULTIPLY_REGISTERS = 232;
 
@@ -68,15 +68,24 @@ __device__ __forceinline__ void warpgroup_sync(int warpgroup) {
     asm volatile("barrier.cta.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 }
 
+// The two warpgroups that multiply start their products in turns, so that one makes weights while the other's are under way.
+__device__ __forceinline__ void wait_for_turn(int warpgroup) {
+    asm volatile("barrier.cta.sync %0, 256;" ::"r"(4 + warpgroup) : "memory");
+}
+__device__ __forceinline__ void pass_turn(int warpgroup) {
+    asm volatile("barrier.cta.arrive %0, 256;" ::"r"(4 + 1 - warpgroup) : "memory");
+}
+
 // Hides what is not finite in a tile of values that this warpgroup has just fetched.
 template <typename Form>
-__device__ __forceinline__ void hide_tile(uint4 *values, Hidden &hidden, int warpgroup, int thread) {
+__device__ __forceinline__ void hide_tile(uint4 *values, const Share<Form, 128> &share, Hidden &hidden, int warpgroup,
+                                          int thread) {
     for (int i = thread; i < Form::DIM; i += 128) hidden.first[i] = INT32_MAX;
     if (thread == 0) hidden.any = 0;
     warpgroup_sync(warpgroup);
-    each_chunk<Form, 128, 1>(thread, [&](int, int key, int chunk) {
-        hide_values<Form>(at_byte(values, Form::place(key, chunk)), key, chunk, hidden);
-    });
+#pragma unroll 1
+    for (int i = 0; i < share.CHUNKS; i++)
+        hide_values<Form>(at_byte(values, share.place(i)), share.key(i), share.chunk, hidden);
 }
 
 // Fetches tiles in the order in which they are multiplied: a tile's keys, then the values of the tile before. The copies of one
@@ -85,6 +94,7 @@ template <typename Form>
 __device__ __forceinline__ void fetch_tiles(typename Form::Shared &shared, const Pages<typename Form::Element> &pages,
                                             const HeadPages<Form> &head_pages, const Keys<Form> &keys, int warpgroup, int thread) {
     constexpr bool CONVERTS = Form::Product::HALF;
+    const Share<Form, 128> share(thread);
     struct Tile {
         Kind kind;
         int i, slot;
@@ -99,13 +109,11 @@ __device__ __forceinline__ void fetch_tiles(typename Form::Shared &shared, const
         const uint32_t to = shared_address(shared.tiles[tile.kind][tile.stage()]);
         const uint32_t codes = shared_address(shared.codes[tile.slot]);
         const int first = (keys.begin + tile.i) * Form::KEYS;
-        each_chunk<Form, 128, 4>(thread, [&](int i, int key, int chunk) {
-            const bool there = first + key < head_pages.end;
-            const typename Form::Element *eight = from + (there ? head_pages.row(first + key) + chunk * 8 : 0);
+        share.each(head_pages, first, [&](int i, int64_t element, bool there) {
             if (CONVERTS)
-                copy_eight_async(codes + (i * 128 + thread) * 8, eight, there);
+                copy_eight_async(codes + (i * 128 + thread) * 8, from + element, there);
             else
-                copy_async(to + Form::place(key, chunk), eight, there);
+                copy_async(to + share.place(i), from + element, there);
         });
         close_copies();
     };
@@ -113,12 +121,19 @@ __device__ __forceinline__ void fetch_tiles(typename Form::Shared &shared, const
         uint4 *to = shared.tiles[tile.kind][tile.stage()];
         if (CONVERTS) {
             wait_for_room(tile);
-            each_chunk<Form, 128, 4>(thread, [&](int i, int key, int chunk) {
-                *at_byte(to, Form::place(key, chunk)) = fp16x8(shared.codes[tile.slot][i * 128 + thread]);
-            });
+            // No load passes a store before it, so some come first.
+            constexpr int BATCH = 4;
+#pragma unroll
+            for (int from = 0; from < share.CHUNKS; from += BATCH) {
+                uint2 codes[BATCH];
+#pragma unroll
+                for (int i = 0; i < BATCH; i++) codes[i] = shared.codes[tile.slot][(from + i) * 128 + thread];
+#pragma unroll
+                for (int i = 0; i < BATCH; i++) *at_byte(to, share.place(from + i)) = fp16x8(codes[i]);
+            }
         }
         if (tile.kind == VALUES && keys.hides(keys.begin + tile.i))
-            hide_tile<Form>(to, shared.hidden[tile.stage()], warpgroup, thread);
+            hide_tile<Form>(to, share, shared.hidden[tile.stage()], warpgroup, thread);
         publish_to_products();
         arrive(&shared.full[tile.kind][tile.stage()]);
     };
@@ -217,23 +232,17 @@ struct Multiply {
         const int count = keys.end - keys.begin;
         clear(sum);
         if (count == 0) return;
-#ifdef PINGPONG
-        if (warpgroup == 1 && count > 1) asm volatile("barrier.cta.arrive %0, 256;" ::"r"(4) : "memory");
-#endif
+        if (warpgroup == 1 && count > 1) pass_turn(warpgroup);
         wait(KEYS, 0);
         start_scores(0);
         end_scores<0>(0);
         if (count > 1) wait(KEYS, 1);
         pack_weights();
         for (int i = 1; i < count; i++) {
-#ifdef PINGPONG
-            asm volatile("barrier.cta.sync %0, 256;" ::"r"(4 + warpgroup) : "memory");
-#endif
+            wait_for_turn(warpgroup);
             start_scores(i);
             start_values(i - 1);
-#ifdef PINGPONG
-            if (warpgroup == 0 || i + 1 < count) asm volatile("barrier.cta.arrive %0, 256;" ::"r"(5 - warpgroup) : "memory");
-#endif
+            if (warpgroup == 0 || i + 1 < count) pass_turn(warpgroup);
             const Keep keep = end_scores<1>(i);
             // Weights are made before the products of values are waited for: instructions do not move across this loop, where
             // without it the assembler has the latter wait first.
@@ -302,7 +311,8 @@ __global__ void __launch_bounds__(Form::THREADS, 1)
             cluster_sync();  // a block stays while others read its sums
         } else {
             const float factor[2] = {v_scale / quad_sum(softmax.total[0]), v_scale / quad_sum(softmax.total[1])};
-            store_rows<Form>(multiply.sum, factor, shared.queries[warpgroup], of_warpgroup, call.out, work.heads, work.first + own, lane);
+            store_rows<Form>(multiply.sum, factor, shared.queries[warpgroup], of_warpgroup, call.out, work.heads,
+                             work.first + own, lane);
         }
     }
 #endif

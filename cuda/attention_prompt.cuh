@@ -33,7 +33,7 @@ struct WarpForm {
     using Element = Element_;
     using Product = flash::Product<Element>;
     static constexpr int DIM = Dim, THREADS = 32 * Warps, ROWS = 16 * Warps, KEYS = 8 * Warps;
-    static constexpr int CHUNKS = Dim / 8, ROW_BYTES = Dim * 2;
+    static constexpr int CHUNKS = Dim / 8, ROW_BYTES = Dim * 2, ROW_STRIDE = ROW_BYTES;
 
     // The byte at which chunk `chunk` of 8 elements of a row lies. Chunks change places by row, so that the same chunk of 8 rows
     // meets all banks. 8 rows on it is the same plus their bytes; chunk `c ^ d` is at the byte ^ 16 d, of memory aligned to a row.
@@ -93,13 +93,13 @@ __device__ __forceinline__ void multiply_values(float (&sum)[Form::DIM / 8][4], 
 
 // Hides what is not finite in a tile of values; whether there was any. For all threads of the block.
 template <typename Form>
-__device__ __forceinline__ bool hide_tile(uint4 *values, Hidden &hidden) {
+__device__ __forceinline__ bool hide_tile(uint4 *values, const Share<Form, Form::THREADS> &share, Hidden &hidden) {
     for (int i = threadIdx.x; i < Form::DIM; i += Form::THREADS) hidden.first[i] = INT32_MAX;
     if (threadIdx.x == 0) hidden.any = 0;
     __syncthreads();
-    each_chunk<Form, Form::THREADS, 1>(threadIdx.x, [&](int, int key, int chunk) {
-        hide_values<Form>(at_byte(values, Form::place(key, chunk)), key, chunk, hidden);
-    });
+#pragma unroll 1
+    for (int i = 0; i < share.CHUNKS; i++)
+        hide_values<Form>(at_byte(values, share.place(i)), share.key(i), share.chunk, hidden);
     __syncthreads();
     return hidden.any != 0;
 }
@@ -117,13 +117,14 @@ __global__ void __launch_bounds__(Form::THREADS, 1)
     let_next_start();
     const Keys<Form> keys(pages, call, work);
     const HeadPages<Form> head_pages(pages, work.head, keys.rows_end);
+    const Share<Form, Form::THREADS> share(threadIdx.x);
     Fetch<Form, Form::THREADS> fetch;
     load_queries<Form>(shared.queries, call.queries, work.heads, work.first);
     if (keys.begin < keys.end) {
-        fetch.start(shared.tiles[0][0], pages.keys, head_pages, keys.begin * Form::KEYS, threadIdx.x);
-        fetch.finish(shared.tiles[0][0], threadIdx.x);
-        fetch.start(shared.tiles[0][1], pages.values, head_pages, keys.begin * Form::KEYS, threadIdx.x);
-        fetch.finish(shared.tiles[0][1], threadIdx.x);
+        fetch.start(shared.tiles[0][0], pages.keys, head_pages, keys.begin * Form::KEYS, share);
+        fetch.finish(shared.tiles[0][0], share);
+        fetch.start(shared.tiles[0][1], pages.values, head_pages, keys.begin * Form::KEYS, share);
+        fetch.finish(shared.tiles[0][1], share);
     }
     wait_for_copies();
     __syncthreads();
@@ -141,15 +142,15 @@ __global__ void __launch_bounds__(Form::THREADS, 1)
     for (int tile = keys.begin; tile < keys.end; tile++) {
         const int now = (tile - keys.begin) % 2, next = 1 - now, first_key = tile * Form::KEYS;
         const bool more = tile + 1 < keys.end, last_tiles = keys.hides(tile);
-        const bool hidden = last_tiles && hide_tile<Form>(shared.tiles[now][1], shared.hidden);
+        const bool hidden = last_tiles && hide_tile<Form>(shared.tiles[now][1], share, shared.hidden);
         const bool see = first_key <= own_see;
 
         float score[Form::KEYS / 8][4];
-        if (more) fetch.start(shared.tiles[next][0], pages.keys, head_pages, first_key + Form::KEYS, threadIdx.x);
+        if (more) fetch.start(shared.tiles[next][0], pages.keys, head_pages, first_key + Form::KEYS, share);
         if (see) multiply_keys<Form>(score, shared_address(shared.queries), own, shared_address(shared.tiles[now][0]), lane);
         if (more) {
-            fetch.finish(shared.tiles[next][0], threadIdx.x);
-            fetch.start(shared.tiles[next][1], pages.values, head_pages, first_key + Form::KEYS, threadIdx.x);
+            fetch.finish(shared.tiles[next][0], share);
+            fetch.start(shared.tiles[next][1], pages.values, head_pages, first_key + Form::KEYS, share);
         }
         if (see) {
             if (last_tiles) hide_keys(score, softmax, first_key, lane);
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(Form::THREADS, 1)
             multiply_values<Form>(sum, score, shared_address(shared.tiles[now][1]), lane);
             if (hidden) show_values(sum, softmax, shared.hidden, first_key, lane);
         }
-        if (more) fetch.finish(shared.tiles[next][1], threadIdx.x);
+        if (more) fetch.finish(shared.tiles[next][1], share);
         wait_for_copies();
         __syncthreads();
     }

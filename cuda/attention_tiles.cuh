@@ -88,29 +88,55 @@ struct Keys {
 template <typename Form>
 struct HeadPages {
     const int32_t *table;
-    int kv_heads, head, shift, end;
+    uint32_t kv_heads, head;
+    int shift, end;
 
     __device__ HeadPages(const Pages<typename Form::Element> &pages, int of_head, int until)
         : table(pages.table), kv_heads(pages.kv_heads), head(of_head), shift(__ffs(pages.page_size) - 1), end(until) {}
 
-    // The element at which the row of a position before `end` starts.
-    __device__ int64_t row(int position) const {
-        const int run = position >> shift, page = table == nullptr ? run : table[run];
-        const int64_t head_page = static_cast<int64_t>(page) * kv_heads + head;
-        return ((head_page << shift) + (position & ((1 << shift) - 1))) * Form::DIM;
+    // The page of a position; of one past `end`, any.
+    __device__ uint32_t page(int position) const {
+        const int run = position >> shift;
+        return table == nullptr || position >= end ? run : table[run];
+    }
+    // The element at which the row of a position in a page starts.
+    __device__ int64_t row(uint32_t page, int position) const {
+        const uint64_t head_page = static_cast<uint64_t>(page) * kv_heads + head;
+        return static_cast<int64_t>(head_page << shift) * Form::DIM + (position & ((1 << shift) - 1)) * Form::DIM;
     }
 };
 
-// Calls `with` with a thread's chunks of 8 elements of a tile: which one, its key and its
-// chunk of the key's row. `Threads` threads share the tile.
-template <typename Form, int Threads, int Unroll = Form::KEYS * Form::CHUNKS / Threads, typename With>
-__device__ __forceinline__ void each_chunk(int thread, const With &with) {
-#pragma unroll Unroll
-    for (int i = 0; i < Form::KEYS * Form::CHUNKS / Threads; i++) {
-        const int at = i * Threads + thread;
-        with(i, at / Form::CHUNKS, at % Form::CHUNKS);
+// A thread's share of a tile: one chunk of 8 elements of every `STEP` keys. Keys, places and addresses are one for the thread plus
+// what the compiler knows, since a warp that fetches has no time to compute them.
+template <typename Form, int Threads>
+struct Share {
+    static constexpr int STEP = Threads / Form::CHUNKS, CHUNKS = Form::KEYS / STEP, RUN = 16;
+    static_assert(STEP % 8 == 0 || STEP == 4, "steps change other bits of the place than keys within one");
+    int first_key, chunk;
+    uint32_t first_place;
+
+    __device__ explicit Share(int thread)
+        : first_key(thread / Form::CHUNKS), chunk(thread % Form::CHUNKS), first_place(Form::place(first_key, chunk)) {}
+    __device__ int key(int i) const { return i * STEP + first_key; }
+    __device__ uint32_t place(int i) const { return (first_place ^ i * STEP % 8 * 16) + i * STEP * Form::ROW_STRIDE; }
+
+    // Calls `with` with the number of each chunk, its first element in the store, and whether it is there, for the tile from
+    // position `first` on. 16 keys lie in one page; their pages are looked up together.
+    template <typename With>
+    __device__ __forceinline__ void each(const HeadPages<Form> &pages, int first, const With &with) const {
+        constexpr int STRIDE = STEP < RUN ? RUN / STEP : 1;  // chunks in a run
+        const int position = first + first_key / RUN * RUN;
+        uint32_t page[CHUNKS / STRIDE];
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i += STRIDE) page[i / STRIDE] = pages.page(position + i * STEP);
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            const int in_run = i % STRIDE * STEP;
+            const int64_t run = pages.row(page[i / STRIDE], position + i * STEP - in_run);
+            with(i, run + (first_key % RUN + in_run) * Form::DIM + chunk * 8, first + key(i) < pages.end);
+        }
     }
-}
+};
 
 // Loads that stay where they are written, so that all of a tile's are under way together.
 __device__ __forceinline__ uint2 load_eight(const __nv_fp8_e4m3 *address) {
@@ -128,37 +154,37 @@ __device__ __forceinline__ uint4 fp16x8(uint2 codes) {
     return make_uint4(fp16x2(codes.x), fp16x2(codes.x >> 16), fp16x2(codes.y), fp16x2(codes.y >> 16));
 }
 
-// A tile that `Threads` threads fetch. It is on its way between `start` and `finish`, and there for all after
-// `wait_for_copies` and a barrier.
+// A thread's share of a tile on its way between `start` and `finish`. The tile is there for all after `wait_for_copies` and a
+// barrier.
 template <typename Form, int Threads, typename Element = typename Form::Element>
 struct Fetch;
 
 template <typename Form, int Threads>
 struct Fetch<Form, Threads, __nv_bfloat16> {
-    __device__ void start(uint4 *tile, const __nv_bfloat16 *from, const HeadPages<Form> &pages, int first, int thread) {
-        each_chunk<Form, Threads>(thread, [&](int, int key, int chunk) {
-            const bool there = first + key < pages.end;
-            const int64_t element = there ? pages.row(first + key) + chunk * 8 : 0;
-            copy_async(shared_address(tile) + Form::place(key, chunk), from + element, there);
+    __device__ void start(uint4 *tile, const __nv_bfloat16 *from, const HeadPages<Form> &pages, int first,
+                          const Share<Form, Threads> &share) {
+        const uint32_t to = shared_address(tile);
+        share.each(pages, first, [&](int i, int64_t element, bool there) {
+            copy_async(to + share.place(i), from + element, there);
         });
     }
-    __device__ void finish(uint4 *, int) {}
+    __device__ void finish(uint4 *, const Share<Form, Threads> &) {}
 };
 
 template <typename Form, int Threads>
 struct Fetch<Form, Threads, __nv_fp8_e4m3> {
-    uint2 codes[Form::KEYS * Form::CHUNKS / Threads];
+    uint2 codes[Share<Form, Threads>::CHUNKS];
 
-    __device__ void start(uint4 *, const __nv_fp8_e4m3 *from, const HeadPages<Form> &pages, int first, int thread) {
-        each_chunk<Form, Threads>(thread, [&](int i, int key, int chunk) {
+    __device__ void start(uint4 *, const __nv_fp8_e4m3 *from, const HeadPages<Form> &pages, int first,
+                          const Share<Form, Threads> &share) {
+        share.each(pages, first, [&](int i, int64_t element, bool there) {
             codes[i] = make_uint2(0, 0);
-            if (first + key < pages.end) codes[i] = load_eight(from + pages.row(first + key) + chunk * 8);
+            if (there) codes[i] = load_eight(from + element);
         });
     }
-    __device__ void finish(uint4 *tile, int thread) {
-        each_chunk<Form, Threads>(thread, [&](int i, int key, int chunk) {
-            *at_byte(tile, Form::place(key, chunk)) = fp16x8(codes[i]);
-        });
+    __device__ void finish(uint4 *tile, const Share<Form, Threads> &share) {
+#pragma unroll
+        for (int i = 0; i < share.CHUNKS; i++) *at_byte(tile, share.place(i)) = fp16x8(codes[i]);
     }
 };
 

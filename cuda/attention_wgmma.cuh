@@ -1,8 +1,8 @@
 // Warpgroup matrix steps of attention (PTX ISA, wgmma; sm_90a alone): queries with keys, both from shared memory, and weights from
 // registers with values.
 //
-// Tiles of 64 rows lie in shared memory as blocks of 64 dimensions one after another: 64 rows of 128 bytes, in atoms of 8 rows, 16-byte
-// chunk c of row r in place c ^ (r % 8). Keys are read along a row, values across the rows.
+// Tiles of 64 rows lie in shared memory as blocks of 64 dimensions one after another: 64 rows of 128 bytes, in atoms of 8 rows,
+// 16-byte chunk c of row r in place c ^ (r % 8). Keys are read along a row, values across the rows.
 #pragma once
 
 #include <cstdint>

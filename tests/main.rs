@@ -8,6 +8,8 @@ mod adoption;
 mod arm;
 #[cfg(kernels_built)]
 mod attention;
+#[cfg(kernels_built)]
+mod attention_prompt;
 mod balance;
 #[cfg(kernels_built)]
 mod bf16_linear;
@@ -38,6 +40,8 @@ fn main() {
         registry::trials(),
         #[cfg(kernels_built)]
         attention::trials(),
+        #[cfg(kernels_built)]
+        attention_prompt::trials(),
         #[cfg(kernels_built)]
         bf16_linear::trials(),
         gates::trials(),

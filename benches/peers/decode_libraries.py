@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
+from importlib import import_module, metadata
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -92,8 +92,10 @@ def sdpa(case: plan.Case) -> Bound:
 
 
 def xqa(case: plan.Case, *, fp8_queries: bool) -> Bound:
-    import flashinfer.xqa as library
     import torch
+
+    # The package has a function of its module's name.
+    library = import_module("flashinfer.xqa")
 
     of, rows, pages = plan.ATTENTION, case.rows, -(-case.ctx // plan.PAGE)
     queries = normal(rows, of.heads, of.head_dim)
