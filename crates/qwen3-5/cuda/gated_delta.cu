@@ -1,4 +1,6 @@
 // The mixer of a gated-delta layer: which kernel a shape takes.
+#include <algorithm>
+
 #include "gated_delta.cuh"
 
 namespace {
@@ -9,6 +11,8 @@ constexpr int MAX_CLUSTER = 8;  // of any device
 constexpr int COLUMNS = 64;     // of a block
 constexpr int CHUNK = 64;       // rows of a chunk, where shared memory has room for them
 constexpr int MAX_SHARED = 200 << 10;
+// More than half of what a multiprocessor has: where two blocks share one while another has none, both are late.
+constexpr int MIN_SHARED = 116 << 10;
 
 struct Kernel {
     void (*function)(Call, int);
@@ -70,7 +74,7 @@ extern "C" int qwen3_5_gated_delta(const qwen3_5_gated_delta_call *call, cudaStr
         launch.cluster = cluster(*call);
         launch.blocks = static_cast<int64_t>(call->key_heads) * launch.cluster;
         launch.threads = kernel.threads;
-        launch.shared = static_cast<size_t>(kernel.bytes(call->taps, rows));
+        launch.shared = static_cast<size_t>(std::max<int64_t>(kernel.bytes(call->taps, rows), MIN_SHARED));
         launch.overlap = call->overlap != 0;
         launch.stream = stream;
         return launch_kernel(launch, kernel.function, *call, rows);

@@ -27,7 +27,8 @@ namespace {
 constexpr int LANES = 8;         // lanes that share a column: lane j has rows 32 i + 4 j to 32 i + 4 j + 3 of it, for each i
 constexpr int LANE_COLUMNS = 2;  // columns of a lane
 constexpr int WARP_COLUMNS = 32 / LANES * LANE_COLUMNS;
-constexpr int TOTAL_LANES = LANES / (2 * LANE_COLUMNS);  // that are left with the same total of two sums a column
+static_assert(LANE_COLUMNS == 2, "a lane finishes one of two columns");
+constexpr int TOTAL_LANES = LANES / LANE_COLUMNS;  // that are left with the same total
 constexpr int PARTIALS = 32;     // sums of squares of a head's columns, at most: one a warp
 constexpr int VECTOR = 8;        // BF16 in 16 bytes
 constexpr int USUAL_TAPS = 4;
@@ -56,9 +57,9 @@ __device__ __forceinline__ void copy_async(void *shared, const void *global) {
 
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Brings bytes into the L2 cache, a multiple of 16 of them. It does no harm if a kernel still writes there.
-__device__ __forceinline__ void prefetch(const void *address, uint32_t bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
+// Brings what lies there into the L2 cache, and its translation. It does no harm if a kernel still writes there.
+__device__ __forceinline__ void prefetch(const void *address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
 }
 
 // Writes to where `local` would be in the cluster's block `rank`, and reports the 4 bytes to the barrier in the same place there.
@@ -71,6 +72,16 @@ __device__ __forceinline__ void store_to_rank_async(float *local, uint64_t *barr
         "r"(shared_address(barrier)), "r"(rank), "f"(value)
         : "memory");
 }
+
+template <int N>
+struct alignas(N * 2) Bf16s {
+    __nv_bfloat16 value[N];
+};
+
+template <int N>
+struct alignas(N < 4 ? N * 4 : 16) Floats {
+    float value[N];
+};
 
 // Sums each value over groups of lanes, all of whose lanes get the total.
 template <int Lanes, int N>
@@ -209,6 +220,20 @@ struct Block {
         settle(matrix), settle(source), settle(old), settle(source_b), settle(source_a), settle(out);
     }
 
+    // What is in memory when the kernel before is over may be under way to this multiprocessor before that. The slot may still
+    // change.
+    __device__ void prefetch_state(int64_t slot) const {
+        const float *from = matrix + slot * call.heads * call.value_dim * call.key_dim;
+#pragma unroll
+        for (int i = 0; i < LANE_COLUMNS; i++)
+#pragma unroll
+            for (int part = 0; part < PARTS; part++)
+                if (whole_value(column(i)) && whole_key(part * 4 * LANES + lane % LANES * 4))
+                    prefetch(from + i * (32 / LANES) * call.key_dim + part * 4 * LANES);
+        if (copies) prefetch(source), prefetch(old + slot * before * channels);
+        if (has_column) prefetch(out);
+    }
+
     // Moves the addresses from slot 0 to another.
     __device__ void start_from(int64_t slot) {
         matrix += slot * call.heads * call.value_dim * call.key_dim;
@@ -259,48 +284,43 @@ struct Block {
         }
     }
 
-    // Channels column + 64 i and the next, for each i, of a row after the convolution.
+    // N channels from `column` on of a row, after the convolution.
     template <int N>
-    __device__ void convolve(float2 (&sums)[N], int row, int column) const {
-#pragma unroll
-        for (int i = 0; i < N; i++) sums[i] = {};
+    __device__ Floats<N> convolve(int row, int column) const {
+        Floats<N> sums = {};
         const __nv_bfloat16 *raw = shared.raw + row * WIDTH + column;
         const float *filters = shared.filters + column;
 #pragma unroll(Usual ? USUAL_TAPS : 1)
-        for (int tap = 0; tap < taps; tap++)
+        for (int tap = 0; tap < taps; tap++) {
+            const auto x = *reinterpret_cast<const Bf16s<N> *>(raw + tap * WIDTH);
+            const auto w = *reinterpret_cast<const Floats<N> *>(filters + tap * CHANNELS);
 #pragma unroll
-            for (int i = 0; i < N; i++) {
-                const float2 x = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(raw + tap * WIDTH + i * 64));
-                const float2 w = *reinterpret_cast<const float2 *>(filters + tap * CHANNELS + i * 64);
-                sums[i].x = fmaf(w.x, x.x, sums[i].x), sums[i].y = fmaf(w.y, x.y, sums[i].y);
-            }
+            for (int i = 0; i < N; i++) sums.value[i] = fmaf(w.value[i], __bfloat162float(x.value[i]), sums.value[i]);
+        }
 #pragma unroll
-        for (int i = 0; i < N; i++) sums[i] = {silu(sums[i].x), silu(sums[i].y)};
+        for (int i = 0; i < N; i++) sums.value[i] = silu(sums.value[i]);
+        return sums;
     }
 
     // A warp makes the query and the key of a row.
     __device__ void query_and_key(int row) const {
-        constexpr int PAIRS = Keys / 64;
-        float2 q[PAIRS], k[PAIRS];
-        convolve(q, row, 2 * lane);
-        convolve(k, row, Keys + 2 * lane);
+        constexpr int N = Keys / 32;
+        Floats<N> q = convolve<N>(row, N * lane), k = convolve<N>(row, Keys + N * lane);
+        if (!whole_key(N * lane)) q = k = {};
         float sums[3] = {};  // q.q, k.k, q.k
 #pragma unroll
-        for (int i = 0; i < PAIRS; i++) {
-            if (!whole_key(64 * i + 2 * lane)) q[i] = k[i] = {};
-            sums[0] = fmaf(q[i].y, q[i].y, fmaf(q[i].x, q[i].x, sums[0]));
-            sums[1] = fmaf(k[i].y, k[i].y, fmaf(k[i].x, k[i].x, sums[1]));
-            sums[2] = fmaf(q[i].y, k[i].y, fmaf(q[i].x, k[i].x, sums[2]));
+        for (int i = 0; i < N; i++) {
+            sums[0] = fmaf(q.value[i], q.value[i], sums[0]);
+            sums[1] = fmaf(k.value[i], k.value[i], sums[1]);
+            sums[2] = fmaf(q.value[i], k.value[i], sums[2]);
         }
         sum_over_lanes<32>(sums);
         const float q_scale = rsqrtf(sums[0] + 1e-6f) * rsqrtf(static_cast<float>(Usual ? Keys : call.key_dim));
         const float k_scale = rsqrtf(sums[1] + 1e-6f);
 #pragma unroll
-        for (int i = 0; i < PAIRS; i++) {
-            const int at = row * Keys + 64 * i + 2 * lane;
-            *reinterpret_cast<float2 *>(shared.queries + at) = {q[i].x * q_scale, q[i].y * q_scale};
-            *reinterpret_cast<float2 *>(shared.keys + at) = {k[i].x * k_scale, k[i].y * k_scale};
-        }
+        for (int i = 0; i < N; i++) q.value[i] *= q_scale, k.value[i] *= k_scale;
+        *reinterpret_cast<Floats<N> *>(shared.queries + row * Keys + N * lane) = q;
+        *reinterpret_cast<Floats<N> *>(shared.keys + row * Keys + N * lane) = k;
         if (lane == 0) shared.scalars[row].z = sums[2] * q_scale * k_scale;
     }
 
@@ -310,13 +330,10 @@ struct Block {
 #pragma unroll 1
         for (int row = warp; row < rows; row += WARPS) query_and_key(row);
 #pragma unroll 1
-        for (int row = WARPS - 1 - warp; row < rows; row += WARPS)
-#pragma unroll
-            for (int column = 2 * lane; column < Columns; column += 64) {
-                float2 v[1];
-                convolve(v, row, 2 * Keys + column);
-                *reinterpret_cast<float2 *>(shared.values + row * Columns + column) = v[0];
-            }
+        for (int row = WARPS - 1 - warp; row < rows; row += WARPS) {
+            constexpr int N = Columns / 32;
+            *reinterpret_cast<Floats<N> *>(shared.values + row * Columns + N * lane) = convolve<N>(row, 2 * Keys + N * lane);
+        }
         const int row = static_cast<int>(threadIdx.x) - THREADS / 2;
         if (row >= 0 && row < rows) {
             const float x = a + dt_bias;
@@ -333,7 +350,7 @@ struct Block {
     // Rows in order through the state; with `keep` the state after each goes to its slot. A row's query and key are loaded while
     // the one before is under way.
     __device__ void pass(int rows) {
-        const int group_lane = lane % LANES, owned = group_lane / TOTAL_LANES - LANE_COLUMNS;
+        const int group_lane = lane % LANES, owned = group_lane / TOTAL_LANES;
         const float4 *queries = reinterpret_cast<const float4 *>(shared.queries) + group_lane;
         const float4 *keys = reinterpret_cast<const float4 *>(shared.keys) + group_lane;
         const float *values = shared.values + column(0);
@@ -346,7 +363,9 @@ struct Block {
         for (int row = 0; row < rows; row++) {
             const float4 scalars = shared.scalars[row];
             const float decay = scalars.x, beta = scalars.y, product = scalars.z;
-            float sums[2 * LANE_COLUMNS] = {}, value[LANE_COLUMNS], correction[LANE_COLUMNS];
+            // k^T S of each column in two sums, which do not wait for each other, and q^T S.
+            float recalled[LANE_COLUMNS], halves[LANE_COLUMNS][2] = {}, answers[LANE_COLUMNS] = {};
+            float value[LANE_COLUMNS], correction[LANE_COLUMNS];
 #pragma unroll
             for (int i = 0; i < LANE_COLUMNS; i++) value[i] = values[i * (32 / LANES)];
 #pragma unroll
@@ -354,28 +373,25 @@ struct Block {
 #pragma unroll
                 for (int r = 0; r < 4; r++)
 #pragma unroll
-                    for (int i = 0; i < LANE_COLUMNS; i++) {
-                        sums[i] = fmaf(key[part][r], state[i][part][r], sums[i]);
-                        sums[LANE_COLUMNS + i] = fmaf(query[part][r], state[i][part][r], sums[LANE_COLUMNS + i]);
-                    }
+                    for (int i = 0; i < LANE_COLUMNS; i++)
+                        halves[i][r % 2] = fmaf(key[part][r], state[i][part][r], halves[i][r % 2]);
+#pragma unroll
+            for (int i = 0; i < LANE_COLUMNS; i++) recalled[i] = halves[i][0] + halves[i][1];
+            sum_over_lanes<LANES>(recalled);
             // After the last row it is loaded again.
             const int ahead = row + 1 < rows ? Keys / 4 : 0;
             queries += ahead, keys += ahead, values += Columns;
 #pragma unroll
-            for (int part = 0; part < PARTS; part++) load_part(query[part], queries, part);
-
-            // q^T S after the correction is decay * q^T S + (q.k) * correction of the S before, so that both sums are taken
-            // together.
-            const float total = scatter_sums<LANES>(sums);
-            float mine = 0.0f;
+            for (int part = 0; part < PARTS; part++) {
 #pragma unroll
-            for (int i = 0; i < LANE_COLUMNS; i++) {
-                const float recalled = __shfl_sync(0xffffffff, total, i * TOTAL_LANES, LANES);
-                correction[i] = beta * fmaf(-decay, recalled, value[i]);
-                if (owned == i) mine = correction[i];
+                for (int r = 0; r < 4; r++)
+#pragma unroll
+                    for (int i = 0; i < LANE_COLUMNS; i++)
+                        answers[i] = fmaf(query[part][r], state[i][part][r], answers[i]);
+                load_part(query[part], queries, part);
             }
-            if (owned >= 0 && lane % TOTAL_LANES == 0) *out = fmaf(product, mine, decay * total);
-            out += Columns;
+#pragma unroll
+            for (int i = 0; i < LANE_COLUMNS; i++) correction[i] = beta * fmaf(-decay, recalled[i], value[i]);
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
 #pragma unroll
@@ -385,6 +401,10 @@ struct Block {
                         state[i][part][r] = fmaf(decay, state[i][part][r], key[part][r] * correction[i]);
                 load_part(key[part], keys, part);
             }
+            // q^T S after the correction is decay * q^T S + (q.k) * correction of the S before, so that nothing waits for it.
+            const float answer = scatter_sums<LANES>(answers), mine = owned == 0 ? correction[0] : correction[1];
+            if (lane % TOTAL_LANES == 0) *out = fmaf(product, mine, decay * answer);
+            out += Columns;
             if (call.keep) {
                 store_state(slot);
                 slot += static_cast<int64_t>(call.heads) * call.value_dim * call.key_dim;
@@ -441,7 +461,7 @@ struct Block {
 };
 
 template <int Keys, int Columns, bool Usual>
-__global__ void __launch_bounds__(Block<Keys, Columns, Usual>::THREADS, Usual ? 2 : 1)
+__global__ void __launch_bounds__(Block<Keys, Columns, Usual>::THREADS, 1)
     gated_delta(const __grid_constant__ Call call, const int capacity) {
 #if HAS_CLUSTERS && HAS_DEPENDENT_LAUNCH
     extern __shared__ __align__(16) char memory[];
@@ -449,15 +469,9 @@ __global__ void __launch_bounds__(Block<Keys, Columns, Usual>::THREADS, Usual ? 
     Block<Keys, Columns, Usual> block(call, memory, capacity);
     block.begin();
     cluster_arrive_relaxed();
-    // The state is in the L2 cache by the time that it may be read. Which slot is read may still change.
     const auto start = [&] { return call.from ? *reinterpret_cast<const volatile int32_t *>(call.from) : 0; };
-    if (threadIdx.x == 0) {
-        const int64_t slot = start();
-        const int columns = min(Columns, call.value_dim - block.first);
-        const float *state =
-            call.delta_state + ((slot * call.heads + block.head) * call.value_dim + block.first) * call.key_dim;
-        if (slot >= 0 && slot < call.slots) prefetch(state, columns * call.key_dim * sizeof(float));
-    }
+    const int64_t likely = start();
+    block.prefetch_state(likely >= 0 && likely < call.slots ? likely : 0);
     float *const slots = block.matrix;
     wait_for_previous();
     bool known = true;
@@ -470,10 +484,10 @@ __global__ void __launch_bounds__(Block<Keys, Columns, Usual>::THREADS, Usual ? 
     if (!known) block.state[0][0][0] = block.state[1][0][0] = NAN;
     block.matrix = slots;
 
-    int rows = 0, chunk = 0;
+    int chunk = 0;
 #pragma unroll 1
     for (int64_t begin = 0; begin < call.rows; begin += capacity, chunk++) {
-        rows = static_cast<int>(min(call.rows - begin, static_cast<int64_t>(capacity)));
+        const int rows = static_cast<int>(min(call.rows - begin, static_cast<int64_t>(capacity)));
         const int side = chunk % 2;
         const bool last = begin + rows == call.rows;
         block.copy_rows(begin, rows);
@@ -487,13 +501,15 @@ __global__ void __launch_bounds__(Block<Keys, Columns, Usual>::THREADS, Usual ? 
         __syncthreads();
         block.pass(rows);
         block.share_squares(rows, side);
-        if (last && !call.keep) block.store_state(slots);
+        if (last) {
+            cluster_wait();
+            for (int row = call.keep ? 0 : rows - 1; row < rows; row++) block.store_rows(row, call.keep ? row : 0);
+            if (!call.keep) block.store_state(slots);
+        }
         mbarrier_wait(block.shared.barriers + side, chunk / 2 % 2);
         block.finish(begin, rows, side);
         if (!last) __syncthreads();
     }
-    cluster_wait();
-    for (int row = call.keep ? 0 : rows - 1; row < rows; row++) block.store_rows(row, call.keep ? row : 0);
 #endif
 }
 
