@@ -14,17 +14,18 @@ using bf16_weights::Format;
 using decode_band::Form;
 using decode_band::Tail;
 
-// Into how many slices K is cut: so many that there are about five or six blocks for each multiprocessor of an H200, the fewest that
-// keep its memory bus busy. By N alone, so that the order of a sum does not depend on M.
-int slices(int64_t n) {
+// Into how many slices K is cut: so many that there are about five or six blocks for each multiprocessor of an H200, the fewest
+// that keep its memory bus busy, and fewer where K is short. By N and K alone, so that the order of a sum does not depend on M.
+int slices(int64_t n, int64_t k) {
     const int64_t groups = bf16_weights::groups(n);
-    return groups <= 96 ? 8 : groups <= 192 ? 4 : groups <= 480 ? 2 : 1;
+    return groups <= 96 ? (k <= 4096 ? 4 : 8) : groups <= 192 ? 4 : groups <= 480 ? 2 : 1;
 }
 
 // The fastest forms of those that were measured on an H200: many loads under way, five blocks of one row group a multiprocessor.
-// Where that leaves a second wave of few blocks, smaller ones that are resident together.
+// Where that leaves a second wave of few blocks, smaller ones that are resident together. Where there are many waves, rows of F32
+// take so long to load that row groups share them.
 template <typename T, bool Whole>
-auto choose(int64_t m, int64_t n) {
+auto choose(int64_t m, int64_t n, int64_t k) {
     using Rows = decode_band::GlobalRows<T, Format::TILE_K, Whole>;
     const auto kernel = [m](auto narrow, auto wide) {
         return m > decode_band::COLUMNS ? decode_band::kernel<decltype(wide), 2, Format, Rows, T>()
@@ -32,10 +33,11 @@ auto choose(int64_t m, int64_t n) {
     };
     // Rows that are not whole tiles are rare and slow by nature: one form serves them.
     if constexpr (!Whole) return kernel(Form<1, 1, 2, Tail::Zero>(), Form<1, 1, 2, Tail::Zero>());
-    const int64_t groups = bf16_weights::groups(n), blocks = groups * slices(n);
-    if (groups <= 16) return kernel(Form<1, 1, 6, Tail::Zero>(), Form<1, 1, 5, Tail::Zero>());
-    if (blocks <= 560) return kernel(Form<1, 1, 6, Tail::Zero>(), Form<1, 1, 3, Tail::Zero>());
+    const int64_t groups = bf16_weights::groups(n), blocks = groups * slices(n, k);
+    if (groups <= 16) return kernel(Form<1, 1, 6, Tail::Zero>(), Form<1, 1, 6, Tail::Zero>());
     if (blocks > 660 && blocks <= 792) return kernel(Form<2, 1, 4, Tail::Zero>(), Form<3, 2, 2, Tail::Zero>());
+    if constexpr (std::is_same_v<T, float>)
+        if (groups > 4096) return kernel(Form<1, 1, 6, Tail::Zero>(), Form<2, 2, 2, Tail::Zero>());
     return kernel(Form<1, 1, 6, Tail::Zero>(), Form<1, 1, 4, Tail::Zero>());
 }
 
@@ -44,8 +46,8 @@ template <typename T, bool Whole>
 cudaError_t launch_band(const qwen3_5_linear_call &call, const T *x, T *y, int64_t m, cudaStream_t stream) {
     const Format format = {static_cast<const uint4 *>(call.weights)};
     const decode_band::GlobalRows<T, Format::TILE_K, Whole> rows = {x, static_cast<int>(m), call.k};
-    return decode_band::launch(choose<T, Whole>(m, call.n), format, rows, 0, y, m, call.n, call.k,
-                               call.clusters ? slices(call.n) : 1, call.overlap != 0, stream);
+    return decode_band::launch(choose<T, Whole>(m, call.n, call.k), format, rows, 0, y, m, call.n, call.k,
+                               call.clusters ? slices(call.n, call.k) : 1, call.overlap != 0, stream);
 }
 
 template <typename T>
@@ -68,10 +70,10 @@ cudaError_t launch(const qwen3_5_linear_call &call, cudaStream_t stream) {
 template <typename T>
 cudaError_t prepare() {
     for (int64_t m : {1, decode_band::MAX_ROWS})
-        for (int64_t groups : {1, 17, 640, 768}) {
-            const int64_t n = groups * bf16_weights::GROUP;
-            cudaError_t error = decode_band::load(choose<T, true>(m, n).function);
-            if (error == cudaSuccess) error = decode_band::load(choose<T, false>(m, n).function);
+        for (int64_t groups : {1, 640, 768, 8192}) {
+            const int64_t n = groups * bf16_weights::GROUP, k = Format::TILE_K;
+            cudaError_t error = decode_band::load(choose<T, true>(m, n, k).function);
+            if (error == cudaSuccess) error = decode_band::load(choose<T, false>(m, n, k).function);
             if (error != cudaSuccess) return error;
         }
     return cudaSuccess;

@@ -23,39 +23,27 @@ constexpr int GROUPS = FEATURES / GROUP;
 constexpr int TILE_BYTES = bf16_weights::TILE_CHUNKS * 16;
 constexpr int WEIGHT_BYTES = TILES * GROUPS * TILE_BYTES;
 constexpr int BOX_TOKENS = UNIT / RANKS;  // that a block fetches of each unit
-
-// A kernel for tiles of up to so many units of tokens: one block a multiprocessor for 4, and two for fewer, since with few tokens what
-// counts is that all multiprocessors read weights. One block leaves registers enough for a whole warpgroup that fetches, which gives
-// its own to those that multiply.
-template <int Width>
-struct Form {
-    static constexpr int BLOCKS = Width == UNITS ? 1 : 2;
-    static constexpr int THREADS = WARPGROUPS * 128 + (Width == UNITS ? 128 : 32);
-    static constexpr int RING_BYTES = (192 << 10) / BLOCKS, MAX_STAGES = RING_BYTES / (WEIGHT_BYTES + UNIT_BYTES);
-};
+constexpr int RING_BYTES = 192 << 10, MAX_STAGES = RING_BYTES / (WEIGHT_BYTES + UNIT_BYTES);
 
 // Shared memory of a block: a ring of stages, each weights [TILES][GROUPS] and then units of tokens. Between slices sums take their
 // place.
-template <int Width>
 struct Shared {
     union {
-        unsigned char ring[Form<Width>::RING_BYTES];
+        unsigned char ring[RING_BYTES];
         Sums partial[MAX_SLICES - 1][WARPGROUPS];
     };
     __nv_bfloat16 results[WARPGROUPS][UNIT * WARPGROUP_FEATURES];
-    uint64_t full[Form<Width>::MAX_STAGES], empty[Form<Width>::MAX_STAGES];
+    uint64_t full[MAX_STAGES], empty[MAX_STAGES];
 };
 
 // A place in the ring. Fewer tokens a stage are more stages: the bytes under way stay about the same.
-template <int Width>
 struct Place {
     int bytes, stages, stage = 0;
     uint32_t parity = 0;
 
-    __device__ explicit Place(int width)
-        : bytes(WEIGHT_BYTES + width * UNIT_BYTES), stages(Form<Width>::RING_BYTES / bytes) {}
-    __device__ unsigned char *weights(Shared<Width> &shared) const { return shared.ring + stage * bytes; }
-    __device__ unsigned char *tokens(Shared<Width> &shared) const { return weights(shared) + WEIGHT_BYTES; }
+    __device__ explicit Place(int width) : bytes(WEIGHT_BYTES + width * UNIT_BYTES), stages(RING_BYTES / bytes) {}
+    __device__ unsigned char *weights(Shared &shared) const { return shared.ring + stage * bytes; }
+    __device__ unsigned char *tokens(Shared &shared) const { return weights(shared) + WEIGHT_BYTES; }
     __device__ void advance() {
         if (++stage == stages) {
             stage = 0;
@@ -81,13 +69,11 @@ struct Maps {
 #if HAS_WGMMA
 
 // Fetches this block's weights, and its half of each unit of tokens for both blocks that share it.
-template <int Width>
-__device__ __forceinline__ void fetch(Shared<Width> &shared, const Schedule &schedule, const Part &part, const Maps &maps,
-                                      int rank) {
+__device__ __forceinline__ void fetch(Shared &shared, const Schedule &schedule, const Part &part, const Maps &maps, int rank) {
     constexpr int HALF = UNIT_BYTES / RANKS;
     const uint16_t ranks = ((1 << RANKS) - 1) << part.first_rank();
     const int block = RANKS * part.slices;
-    Place<Width> place(schedule.width);
+    Place place(schedule.width);
     for (int turn = blockIdx.x / block; turn < schedule.turns; turn += gridDim.x / block) {
         const Work work = work_of(schedule, turn);
         const int group = (work.feature_tile * RANKS + rank) * GROUPS;
@@ -104,9 +90,9 @@ __device__ __forceinline__ void fetch(Shared<Width> &shared, const Schedule &sch
 }
 
 // The sums of a warpgroup's 64 features with `Units` units of tokens over the part's k.
-template <int Units, int Width>
-__device__ __forceinline__ void accumulate(float (&sum)[Units * UNIT / 2], Shared<Width> &shared, const Part &part,
-                                           Place<Width> &place, int warpgroup, int lane) {
+template <int Units>
+__device__ __forceinline__ void accumulate(float (&sum)[Units * UNIT / 2], Shared &shared, const Part &part, Place &place,
+                                           int warpgroup, int lane) {
 #pragma unroll
     for (float &value : sum) value = 0.0f;
     int before = 0;  // the stage of the step before
@@ -135,15 +121,15 @@ __device__ __forceinline__ void accumulate(float (&sum)[Units * UNIT / 2], Share
 #endif
 
 // y: [M, N]. Clusters of RANKS blocks, or of RANKS * slices.
-template <int Width, bool Sliced>
-__global__ void __launch_bounds__(Form<Width>::THREADS, Form<Width>::BLOCKS)
+template <bool Sliced>
+__global__ void __launch_bounds__(THREADS, 1)
     project(const __grid_constant__ Maps maps, const __grid_constant__ Schedule schedule, __nv_bfloat16 *__restrict__ y) {
 #if HAS_WGMMA
     extern __shared__ __align__(1024) unsigned char memory[];
-    Shared<Width> &shared = *reinterpret_cast<Shared<Width> *>(memory);
+    Shared &shared = *reinterpret_cast<Shared *>(memory);
     const Part part = part_of<Sliced>(schedule);
     const int rank = blockIdx.x % RANKS;
-    if (threadIdx.x < Form<Width>::MAX_STAGES) {
+    if (threadIdx.x < MAX_STAGES) {
         mbarrier_init(&shared.full[threadIdx.x], 1);
         mbarrier_init(&shared.empty[threadIdx.x], RANKS * WARPGROUPS * 4);
         mbarrier_init_fence();
@@ -152,10 +138,10 @@ __global__ void __launch_bounds__(Form<Width>::THREADS, Form<Width>::BLOCKS)
     wait_for_previous();
     let_next_start();
 
-    // What is left of the block fetches, by one thread, and two warpgroups multiply.
+    // The last warpgroup fetches, by one of its threads, and the others multiply, with the registers that it leaves.
     const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
     if (warpgroup == WARPGROUPS) {
-        if constexpr (Width == UNITS) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FETCH_REGISTERS));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FETCH_REGISTERS));
         if (thread == 0) fetch(shared, schedule, part, maps, rank);
         __syncwarp();
         if (Sliced) {  // as `add_slices`
@@ -163,9 +149,9 @@ __global__ void __launch_bounds__(Form<Width>::THREADS, Form<Width>::BLOCKS)
             cluster_sync();
         }
     } else {
-        if constexpr (Width == UNITS) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLY_REGISTERS));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLY_REGISTERS));
         const int block = RANKS * part.slices;
-        Place<Width> place(schedule.width);
+        Place place(schedule.width);
         for (int turn = blockIdx.x / block; turn < schedule.turns; turn += gridDim.x / block) {
             const Work work = work_of(schedule, turn);
             if (work.units <= 0) continue;
@@ -178,8 +164,8 @@ __global__ void __launch_bounds__(Form<Width>::THREADS, Form<Width>::BLOCKS)
                 if (Sliced) add_slices<Units>(sum, shared, part, rank, warpgroup, thread);
                 store<Units>(sum, shared.results[warpgroup], Plain(), schedule, part, first, work, warpgroup, thread, y);
             };
-            if (Width == UNITS && work.units > 2)
-                take(std::integral_constant<int, Width>());
+            if (work.units > 2)
+                take(std::integral_constant<int, 4>());
             else if (work.units == 2)
                 take(std::integral_constant<int, 2>());
             else
@@ -200,53 +186,38 @@ inline cudaError_t encode(Maps *maps, const void *weights, const void *x, int64_
     const cuuint64_t groups = size(bf16_weights::groups(n)), tiles = size(bf16_weights::tiles(k));
     const cudaError_t error = tensor_map::encode<3>(
         &maps->weights, CU_TENSOR_MAP_DATA_TYPE_UINT64, CU_TENSOR_MAP_SWIZZLE_NONE, weights,
-        {TILE_BYTES / sizeof(uint64_t), groups, tiles}, {tiles * TILE_BYTES, TILE_BYTES}, {TILE_BYTES / sizeof(uint64_t), GROUPS, TILES});
+        {TILE_BYTES / sizeof(uint64_t), groups, tiles}, {tiles * TILE_BYTES, TILE_BYTES},
+        {TILE_BYTES / sizeof(uint64_t), GROUPS, TILES});
     if (error != cudaSuccess) return error;
     return tensor_map::encode<2>(&maps->tokens, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, x, {size(k), size(m)},
                                  {size(k) * sizeof(__nv_bfloat16)}, {TILE_K, BOX_TOKENS});
 }
 
-// Queues the products in the order of a schedule for so many pairs of blocks at a time.
-template <int Width>
-cudaError_t launch(const Maps &maps, __nv_bfloat16 *y, const Schedule &order, int pairs, bool overlap, cudaStream_t stream) {
-    Launch launch = {};
-    launch.cluster = RANKS * order.slices;
-    launch.blocks = static_cast<int64_t>(order.slices > 1 ? order.turns : std::min(order.turns, pairs)) * launch.cluster;
-    launch.threads = Form<Width>::THREADS;
-    launch.shared = sizeof(Shared<Width>);
-    launch.overlap = overlap;
-    launch.stream = stream;
-    return launch_kernel(launch, order.slices > 1 ? project<Width, true> : project<Width, false>, maps, order, y);
-}
-
-// y [M, N] of x [M, K]. `multiprocessors` is how many the device has.
+// Queues y [M, N] of x [M, K]. `multiprocessors` is how many the device has.
 inline cudaError_t launch(const void *weights, const void *x, __nv_bfloat16 *y, int64_t m, int64_t n, int64_t k,
                           int multiprocessors, bool overlap, cudaStream_t stream) {
     Maps maps;
     const cudaError_t error = encode(&maps, weights, x, m, n, k);
     if (error != cudaSuccess) return error;
     const int pairs = std::max(multiprocessors / RANKS, 1);
-    constexpr int NARROW = UNITS / 2;
-    if (m <= NARROW * UNIT) {
-        const int narrow_pairs = pairs * Form<NARROW>::BLOCKS;
-        const Schedule order = schedule(m, n, k, narrow_pairs);
-        if (order.width <= NARROW) return launch<NARROW>(maps, y, order, narrow_pairs, overlap, stream);
-    }
-    return launch<UNITS>(maps, y, schedule(m, n, k, pairs), pairs, overlap, stream);
+    const Schedule order = schedule(m, n, k, pairs);
+    Launch launch = {};
+    launch.cluster = RANKS * order.slices;
+    launch.blocks = static_cast<int64_t>(order.slices > 1 ? order.turns : std::min(order.turns, pairs)) * launch.cluster;
+    launch.threads = THREADS;
+    launch.shared = sizeof(Shared);
+    launch.overlap = overlap;
+    launch.stream = stream;
+    return launch_kernel(launch, order.slices > 1 ? project<true> : project<false>, maps, order, y);
 }
 
-// Loads a kernel into the current context and gives it its shared memory.
-template <int Width, bool Sliced>
-cudaError_t load() {
-    return cudaFuncSetAttribute(project<Width, Sliced>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<Width>));
-}
-
-// Loads all kernels: once, before `launch`.
+// Loads the kernels into the current context and gives them their shared memory: once, before `launch`.
 inline cudaError_t prepare() {
-    for (cudaError_t error : {tensor_map::prepare(), load<UNITS, false>(), load<UNITS, true>(), load<UNITS / 2, false>(),
-                              load<UNITS / 2, true>()})
-        if (error != cudaSuccess) return error;
-    return cudaSuccess;
+    cudaError_t error = tensor_map::prepare();
+    for (auto function : {project<false>, project<true>})
+        if (error == cudaSuccess)
+            error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
+    return error;
 }
 
 }  // namespace
