@@ -59,12 +59,12 @@ struct LargestOfCluster {
     Exchange exchange;
     uint32_t by_block[QUANTISER_CLUSTER];
 
-    __device__ void open(int blocks) { exchange.open(blocks); }
+    __device__ void open(int blocks) { exchange.open(blocks, blocks); }
     __device__ uint32_t of(uint32_t largest, int rank, int blocks) {
         largest = largest_of_block(largest);
         cluster_wait();
-        if (threadIdx.x < blocks) exchange.send(&by_block[rank], threadIdx.x, largest);
-        exchange.receive();
+        if (threadIdx.x < blocks) exchange.send(blocks, &by_block[rank], threadIdx.x, largest);
+        exchange.receive(blocks);
 #pragma unroll 1
         for (int block = 0; block < blocks; block++) largest = max(largest, by_block[block]);
         return largest;
