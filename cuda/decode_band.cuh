@@ -130,14 +130,14 @@ __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
     extern __shared__ __align__(16) char shared[];  // what `rows` wants, then sums
     __shared__ Exchange sums;
     let_next_start();
+    const int slices = 1 << shape.slice_bits, rank = blockIdx.x & (slices - 1);
     if (threadIdx.x == 0) {
-        sums.open(FEATURES * shape.M);
-        rows.open(1 << shape.slice_bits);
+        sums.open(slices, FEATURES * shape.M);
+        rows.open(slices);
     }
     cluster_arrive_relaxed();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % PARTS, n_warp = warp / PARTS;
     const int g = lane / 4, t = lane % 4;
-    const int slices = 1 << shape.slice_bits, rank = blockIdx.x & (slices - 1);
     const int64_t block_group = static_cast<int64_t>(blockIdx.x >> shape.slice_bits) * (Form::N_WARPS * GROUPS);
     const int64_t last_group = (shape.N - 1) / GROUP;
     const int64_t tiles = (shape.K + TILE_K - 1) / TILE_K;
@@ -234,9 +234,9 @@ __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
 #pragma unroll
         for (int p = 1; p < PARTS; p++) total = __fadd_rn(total, parts[p * shape.M * FEATURES + index]);
         const unsigned feature = index % FEATURES, m = index / FEATURES, owner = (feature << shape.slice_bits) / FEATURES;
-        sums.send(whole + (rank * shape.M + m) * finishes + feature - owner * finishes, owner, total);
+        sums.send(slices, whole + (rank * shape.M + m) * finishes + feature - owner * finishes, owner, total);
     }
-    sums.receive();
+    sums.receive(slices);
 
     // Slices in order.
 #pragma unroll 1

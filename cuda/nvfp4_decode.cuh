@@ -59,12 +59,12 @@ struct LargestOfCluster {
     Exchange exchange;
     uint32_t by_block[QUANTISER_CLUSTER];
 
-    __device__ void open(int blocks) { exchange.open(blocks); }
+    __device__ void open(int blocks) { exchange.open(blocks, blocks); }
     __device__ uint32_t of(uint32_t largest, int rank, int blocks) {
         largest = largest_of_block(largest);
         cluster_wait();
-        if (threadIdx.x < blocks) exchange.send(&by_block[rank], threadIdx.x, largest);
-        exchange.receive();
+        if (threadIdx.x < blocks) exchange.send(blocks, &by_block[rank], threadIdx.x, largest);
+        exchange.receive(blocks);
 #pragma unroll 1
         for (int block = 0; block < blocks; block++) largest = max(largest, by_block[block]);
         return largest;
@@ -244,7 +244,8 @@ inline int slices(int64_t n) {
 template <typename T>
 auto choose_own(int64_t n) {
     const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 1, Format, OwnRow<T, false>, T>(); };
-    return decode_band::groups(n) <= 960 ? kernel(Form<6, 2, 1, Tail::Skip>()) : kernel(Form<6, 3, 1, Tail::Skip>());
+    return decode_band::groups(n) <= 960 ? kernel(Form<6, 2, 1, Tail::Skip>())
+                                          : kernel(Form<6, 3, 1, Tail::Skip, Activations::Early, 0, 8>());
 }
 
 template <typename T>
@@ -271,6 +272,7 @@ auto choose_narrow(int64_t n) {
     const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 1, Format, QuantisedRows<1>, T>(); };
     const int64_t groups = decode_band::groups(n);
     if (groups <= 64) return kernel(Form<2, 1, 3, Tail::Skip>());
+    if (groups <= 512) return kernel(Form<3, 2, 1, Tail::Skip, Activations::Early, 0, 8>());
     return groups <= 2048 ? kernel(Form<3, 2, 1, Tail::Skip>()) : kernel(Form<2, 3, 1, Tail::Skip>());
 }
 
@@ -278,9 +280,9 @@ template <typename T>
 auto choose_wide(int64_t n) {
     const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 2, Format, QuantisedRows<2>, T>(); };
     const int64_t groups = decode_band::groups(n);
-    if (groups <= 64) return kernel(Form<2, 1, 3, Tail::Skip, Activations::Late>());
-    if (groups <= 960) return kernel(Form<3, 2, 1, Tail::Skip, Activations::Early, 0, 8>());
-    return groups <= 2048 ? kernel(Form<2, 3, 1, Tail::Skip, Activations::Early, 0, 8>())
+    if (groups <= 64) return kernel(Form<1, 1, 3, Tail::Skip>());
+    if (groups <= 960) return kernel(Form<3, 2, 1, Tail::Skip>());
+    return groups <= 2048 ? kernel(Form<2, 3, 1, Tail::Skip, Activations::Late>())
                           : kernel(Form<1, 4, 1, Tail::Skip, Activations::Late>());
 }
 
