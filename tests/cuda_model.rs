@@ -30,7 +30,7 @@ pub fn trials() -> Vec<Trial> {
 const MODELS: [&str; 2] = ["tiny-dense", "tiny-moe"];
 const VOCAB: usize = 2048;
 
-/// How much further from FP32 arithmetic the GPU may be than [`edges`] are, in the root mean square over many rows. Between the
+/// How much further from FP32 arithmetic the GPU may be than [`edges`] are, in the median over many rows. Between the
 /// embedding and the head a layer there rounds 11 results to BF16 on its longest way (norm, projections, convolution and delta
 /// rule, their gated norm, output, sum; norm, gate and up, their product, down, sum), and `edges` round 7 of them; independent
 /// roundings add up as squares: sqrt(11 / 7) = 1.25. The rest is for the spread of two samples of a few hundred rows.
@@ -182,8 +182,11 @@ fn apart(a: &[f32], b: &[f32]) -> Vec<f64> {
     rows.map(|(a, b)| a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max)).collect()
 }
 
-fn root_mean_square(distances: &[f64]) -> f64 {
-    (distances.iter().map(|d| d * d).sum::<f64>() / distances.len() as f64).sqrt()
+/// Of the sparse host a few rows are far off for another reason: two experts nearly tie, and a rounding chooses between them. The
+/// median does not see those.
+fn median(mut distances: Vec<f64>) -> f64 {
+    distances.sort_by(f64::total_cmp);
+    distances[distances.len() / 2]
 }
 
 /// Logits are as far from FP32 arithmetic as roundings to BF16 put them, and wherever the golden gap between the two best logits is
@@ -205,17 +208,17 @@ fn golden(arm: &Arm, name: &str) {
         let best = got.chunks_exact(VOCAB).map(|row| Sampler::Greedy.choose(row, 0).unwrap());
         choices.extend(best.zip(greedy_ids.iter().copied()).zip(top2_gap.iter().copied()));
     }
-    let (ours_rms, theirs_rms) = (root_mean_square(&ours), root_mean_square(&theirs));
     let bound = 2.0 * FURTHER * theirs.iter().copied().fold(0.0, f64::max);
+    let (ours, theirs) = (median(ours), median(theirs));
     let same = choices.iter().filter(|((best, golden), _)| best == golden).count();
     let decided = choices.iter().filter(|(_, gap)| f64::from(*gap) > bound);
     println!(
-        "{name}: logits {ours_rms:.4} from FP32 arithmetic, BF16 edges {theirs_rms:.4}; {same} of {} tokens are the golden ones, \
+        "{name}: logits {ours:.4} from FP32 arithmetic, BF16 edges {theirs:.4}; {same} of {} tokens are the golden ones, \
          {} had to be (gaps above {bound:.3})",
         choices.len(),
         decided.clone().count()
     );
-    assert!(ours_rms <= FURTHER * theirs_rms, "{name}: {ours_rms} from FP32 arithmetic, edges {theirs_rms}");
+    assert!(ours <= FURTHER * theirs, "{name}: {ours} from FP32 arithmetic, edges {theirs}");
     for ((best, golden), gap) in decided {
         assert_eq!(best, golden, "{name}: gap {gap}, bound {bound}");
     }
@@ -255,10 +258,9 @@ fn prompts_are_close(arm: &Arm) {
             ours.extend(apart(&logits(&mut model, 1), &expected));
             theirs.extend(apart(&host_logits(&mut rounded, &tokens, len - 1), &expected));
         }
-        let (ours, theirs) = (root_mean_square(&ours), root_mean_square(&theirs));
+        let (ours, theirs) = (median(ours), median(theirs));
         println!("{name}: prompts are {ours:.4} from FP32 arithmetic, BF16 edges {theirs:.4}");
-        // A few dozen rows, among them some where an expert of the sparse host is chosen the other way.
-        assert!(ours <= 2.0 * FURTHER * theirs, "{name}: {ours} from FP32 arithmetic, edges {theirs}");
+        assert!(ours <= FURTHER * theirs, "{name}: {ours} from FP32 arithmetic, edges {theirs}");
     }
 }
 
