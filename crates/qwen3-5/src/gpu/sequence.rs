@@ -47,7 +47,7 @@ pub(crate) struct Scratch {
 
 pub(crate) enum FeedForwardScratch {
     Dense(FfnScratch),
-    Sparse(ExpertsScratch),
+    Sparse(Box<ExpertsScratch>),
 }
 
 /// The sizes of a sequence of a model.
@@ -123,7 +123,7 @@ impl CudaSequence {
                         FeedForwardScratch::Dense(FfnScratch::new(stream, chunk, *intermediate_size)?)
                     }
                     FfnConfig::Sparse(sparse) => {
-                        FeedForwardScratch::Sparse(ExpertsScratch::new(stream, chunk, hidden, sparse)?)
+                        FeedForwardScratch::Sparse(Box::new(ExpertsScratch::new(stream, chunk, hidden, sparse)?))
                     }
                 },
             },
