@@ -28,9 +28,10 @@ __device__ __forceinline__ void publish_operands() {
 #endif
 }
 
-// Products may read what was last written to their registers.
+// Products may read what was last written to their registers. All lanes of a warp come together here.
 __device__ __forceinline__ void begin_products() {
 #if HAS_WGMMA
+    __syncwarp();
     wgmma_fence();
 #endif
 }
