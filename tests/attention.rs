@@ -28,7 +28,7 @@ pub fn trials() -> Vec<Trial> {
 /// A store under test.
 enum Store {
     Fp8(Box<Fp8Kv>),
-    Bf16(Bf16Kv),
+    Bf16(Box<Bf16Kv>),
 }
 
 impl Store {
@@ -37,14 +37,14 @@ impl Store {
         let options = KvOptions { page_size: Some(page_size), scales: Some(scales) };
         [
             Store::Fp8(Box::new(Fp8Kv::new(stream, shape, &options).unwrap())),
-            Store::Bf16(Bf16Kv::new(stream, shape).unwrap()),
+            Store::Bf16(Box::new(Bf16Kv::new(stream, shape).unwrap())),
         ]
     }
 
     fn kv(&mut self) -> &mut dyn KvStore {
         match self {
             Store::Fp8(store) => store.as_mut(),
-            Store::Bf16(store) => store,
+            Store::Bf16(store) => store.as_mut(),
         }
     }
 
