@@ -45,7 +45,8 @@ struct Layout {
     }
     // The atoms of step `step` of the scores, which is step `step` % 4 of theirs.
     __device__ static int query_atoms(int step) { return QUERIES + step / 4 * TILES * ATOM_BYTES; }
-    // Pair `pair` of the eight elements of a query from 8 * `eighth` on: k 2t and 2t + 1, or 8 more, of the step whose keys they meet.
+    // Pair `pair` of the eight elements of a query from 8 * `eighth` on: k 2t and 2t + 1, or 8 more, of the step whose keys they
+    // meet.
     __device__ static int query(int column, int eighth, int pair) {
         constexpr int CHUNK_ELEMENTS = 16 / sizeof(Element);
         const int t = eighth * 8 / CHUNK_ELEMENTS % 4;

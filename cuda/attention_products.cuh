@@ -28,9 +28,10 @@ __device__ __forceinline__ void publish_operands() {
 #endif
 }
 
-// Products may read what was last written to their registers.
+// Products may read what was last written to their registers. All lanes of a warp come together here.
 __device__ __forceinline__ void begin_products() {
 #if HAS_WGMMA
+    __syncwarp();
     wgmma_fence();
 #endif
 }
@@ -66,8 +67,8 @@ __device__ __forceinline__ void wait_for_products() {
     if constexpr (Tiles == 7)                                                                                           \
         asm volatile(STEP(TYPE, "56", R28, "%28, %29, %30, %31", "%32") : D24(d, 0), D4(d, 24) : OPERANDS);
 
-// D += A * B for A [64, 16], B [16, 8 * Tiles] and D of FP32: of column tile n, lane 4g + t holds rows g and g + 8 of its warp's 16,
-// columns 2t and 2t + 1, in d[4n] to d[4n + 3]. A column of D depends on that column of B alone.
+// D += A * B for A [64, 16], B [16, 8 * Tiles] and D of FP32: of column tile n, lane 4g + t holds rows g and g + 8 of its warp's
+// 16, columns 2t and 2t + 1, in d[4n] to d[4n + 3]. A column of D depends on that column of B alone.
 //
 // `Element` says the format of the operands: BF16, or F16 for what comes from E4M3.
 template <typename Element, int Tiles>

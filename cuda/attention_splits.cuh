@@ -14,10 +14,9 @@ struct Splits {
     int unit_shift;    // a unit is 2^unit_shift positions
     int octave_shift;  // 2^octave_shift splits to an octave
 
-    // Fewer KV heads need more splits to fill a device. A split of a unit is 64 KB of E4M3 keys and values of 256 at four heads.
-    __host__ __device__ static Splits of(int kv_heads) {
-        return kv_heads >= 4 ? Splits{7, 5} : kv_heads >= 2 ? Splits{6, 6} : Splits{6, 7};
-    }
+    // Fewer KV heads need more splits to fill a device. Finer octaves serve one row of a long context sooner, and cost many rows
+    // more in adding up.
+    __host__ __device__ static Splits of(int kv_heads) { return kv_heads >= 4 ? Splits{6, 5} : Splits{6, 6}; }
 
     // The first position of a split, and so the end of the one before.
     __host__ __device__ int64_t start(int split) const {

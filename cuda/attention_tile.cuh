@@ -83,8 +83,8 @@ __device__ __forceinline__ void load_queries(char *shared, const Queries &querie
     }
 }
 
-// Scores of a tile: lane 4g + t has positions g and g + 8 of its warp's 16, columns 2t and 2t + 1. What a column does not see scores
-// minus infinity. Each warp leaves its largest scores in shared memory.
+// Scores of a tile: lane 4g + t has positions g and g + 8 of its warp's 16, columns 2t and 2t + 1. What a column does not see
+// scores minus infinity. Each warp leaves its largest scores in shared memory.
 template <typename Layout>
 __device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], char *shared, int tile, int64_t tile_start,
                                             const Sight &sight, const Lane &lane) {
@@ -191,8 +191,8 @@ __device__ __forceinline__ void load_run(uint32_t (&run)[WORDS], const char *fro
     }
 }
 
-// Adds the tile's values by their weights. A value that is not finite, and that some row does not see, would spoil that row even with
-// a weight of zero: it is left out of the products, and added to the columns that see it.
+// Adds the tile's values by their weights. A value that is not finite, and that some row does not see, would spoil that row even
+// with a weight of zero: it is left out of the products, and added to the columns that see it.
 template <typename Layout>
 __device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *shared, int tile, int64_t tile_start,
                                            const Sight &sight, const Lane &lane) {

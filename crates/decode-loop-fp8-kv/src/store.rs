@@ -84,11 +84,7 @@ fn scratch_bytes(shape: &KvShape) -> usize {
 
 /// How many splits a window is cut into: `cuda/attention_splits.cuh`.
 fn splits(kv_heads: usize, window: usize) -> usize {
-    let (unit_shift, octave_shift) = match kv_heads {
-        4.. => (7, 5),
-        2 | 3 => (6, 6),
-        _ => (6, 7),
-    };
+    let (unit_shift, octave_shift) = (6, if kv_heads >= 4 { 5 } else { 6 });
     let unit = window.saturating_sub(1) >> unit_shift;
     let octave = (unit >> octave_shift).checked_ilog2().unwrap_or(0) as usize;
     (octave << octave_shift) + (unit >> octave) + 1
