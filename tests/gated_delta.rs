@@ -26,13 +26,14 @@ const fn shape(key_heads: usize, heads: usize, key_dim: usize, value_dim: usize,
 }
 
 /// The hosts' own, then heads that fill no tile, a head each and eight to one, few and many taps.
-const SHAPES: [DeltaShape; 8] = [
+const SHAPES: [DeltaShape; 9] = [
     shape(2, 6, 128, 128, 4),
     shape(16, 32, 128, 128, 4),
     shape(2, 4, 64, 96, 3),
     shape(1, 1, 256, 256, 2),
     shape(2, 2, 112, 80, 8),
     shape(1, 8, 64, 64, 4),
+    shape(3, 6, 64, 64, 4),
     shape(2, 8, 128, 128, 3),
     shape(1, 4, 16, 16, 4),
 ];
@@ -508,9 +509,10 @@ fn what_does_not_fit_is_refused(arm: &Arm) {
         refusal(shape(1, 5, 64, 128, 4)).contains("heads = 5"),
         "more value heads than a key head serves"
     );
+    assert!(refusal(shape(3, 3, 64, 64, 4)).contains("heads = 3"), "a cluster of one block");
     assert!(refusal(shape(1, 1, 72, 64, 4)).contains("key_dim = 72"), "a key of no whole vectors");
     assert!(refusal(shape(1, 1, 64, 272, 4)).contains("value_dim = 272"), "a value too long");
-    assert!(refusal(shape(1, 1, 64, 64, 9)).contains("taps = 9"), "too many taps");
+    assert!(refusal(shape(1, 2, 64, 64, 9)).contains("taps = 9"), "too many taps");
 
     let case = Case::new(SHAPES[0], 4, -3.0);
     let mut device = case.upload(arm, 3);

@@ -7,7 +7,8 @@ namespace {
 
 using gated_delta::Call;
 
-constexpr int MAX_CLUSTER = 8;  // of any device
+// Blocks of a cluster: as many as any device takes, and two where `st.async` is to find one.
+constexpr int MIN_CLUSTER = 2, MAX_CLUSTER = 8;
 constexpr int COLUMNS = 64;     // of a block
 constexpr int CHUNK = 64;       // rows of a chunk, where shared memory has room for them
 constexpr int MAX_SHARED = 200 << 10;
@@ -43,7 +44,7 @@ bool takes(const Call &call) {
     const bool heads = call.key_heads >= 1 && call.heads >= 1 && call.heads % call.key_heads == 0;
     const int64_t written = call.keep ? call.rows : 1;
     return call.rows >= 1 && heads && dim(call.key_dim) && dim(call.value_dim) && call.taps >= 2 && call.taps <= 8 &&
-           cluster(call) <= MAX_CLUSTER && written <= call.slots && (!call.keep || call.rows <= QWEN3_5_DELTA_KEPT_ROWS);
+           cluster(call) >= MIN_CLUSTER && cluster(call) <= MAX_CLUSTER && written <= call.slots && (!call.keep || call.rows <= QWEN3_5_DELTA_KEPT_ROWS);
 }
 
 // Rows of a chunk: all of few.

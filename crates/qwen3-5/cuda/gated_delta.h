@@ -42,7 +42,7 @@ typedef struct {
     int64_t rows;
     int64_t slots;
     int32_t key_heads;
-    int32_t heads;         /* a multiple of key_heads, up to 8 / ceil(value_dim / 64) times as many */
+    int32_t heads;         /* a multiple of key_heads; 2 to 8 blocks of 64 value_dim for each of those */
     int32_t key_dim;       /* a multiple of 16 up to 256 */
     int32_t value_dim;     /* a multiple of 16 up to 256 */
     int32_t taps;          /* 2 to 8 */

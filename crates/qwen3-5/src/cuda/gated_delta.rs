@@ -14,7 +14,8 @@ use crate::ffi;
 pub struct DeltaShape {
     /// Heads of queries and keys, each of which serves a run of value heads.
     pub key_heads: usize,
-    /// Value heads: a multiple of the key heads, up to `8 / ceil(value_dim / 64)` times as many: 4 of 128 elements.
+    /// Value heads: a multiple of the key heads, up to `8 / ceil(value_dim / 64)` times as many: 4 of 128 elements. At least
+    /// twice as many where a value has up to 64 elements.
     pub heads: usize,
     /// Elements of a query or key: a multiple of 16 up to 256.
     pub key_dim: usize,
@@ -55,8 +56,9 @@ impl DeltaShape {
         dim("key_dim", self.key_dim, 16, 256, 16)?;
         dim("value_dim", self.value_dim, 16, 256, 16)?;
         dim("taps", self.taps, 2, 8, 1)?;
-        let (key_heads, served) = (self.key_heads as u64, 8 / self.value_dim.div_ceil(64) as u64);
-        dim("heads", self.heads, key_heads, key_heads * served, key_heads)
+        // A cluster has two to eight blocks of 64 elements.
+        let (key_heads, slices) = (self.key_heads as u64, self.value_dim.div_ceil(64) as u64);
+        dim("heads", self.heads, key_heads * 2u64.div_ceil(slices), key_heads * (8 / slices), key_heads)
     }
 }
 
