@@ -22,7 +22,8 @@ fn replay_is_eager(arm: &Arm) {
     let poison = bf16::from_bits(0x7f7f);
     let stream = arm.stream();
     let cases = [("w8a16_static", 33), ("w8a16_static", 256), ("nvfp4_dynamic", 272), ("nvfp4_balance", 272)];
-    for (n, (variant, k)) in [17, 1280, 9000, 20_000, 6].into_iter().flat_map(|n| cases.map(|case| (n, case))) {
+    for (n, (variant, k)) in [17, 1280, 9000, 20_000, 6].into_iter().flat_map(|n| cases.map(|case| (n, case)))
+    {
         let mut random = Random::new(41);
         let w = random.normals(n * k, 0.05);
         let mut proj = arm.bind(variant, &w, n, None).unwrap();
