@@ -61,6 +61,13 @@ constexpr bool COMPILED = true;
 template <typename Format>
 constexpr bool ROUNDED = true;
 
+struct Shape {
+    int64_t N, K;
+    int M;
+    int slice_bits;  // log2 of the blocks of a cluster
+    int rows_bytes;  // of shared memory that the rows take
+};
+
 // Where a lane is in an array whose start the kernel was given: one register, where an address takes two. The assembly says
 // nothing; it keeps the compiler from making an address of it that it then advances.
 struct Index {
@@ -70,13 +77,6 @@ struct Index {
         value += by;
         asm volatile("" : "+r"(value));
     }
-};
-
-struct Shape {
-    int64_t N, K;
-    int M;
-    int slice_bits;  // log2 of the blocks of a cluster
-    int rows_bytes;  // of shared memory that the rows take
 };
 
 // Rows in global memory, as they are. With `Whole`, K is a multiple of TILE_K and rows start on 16 bytes.
