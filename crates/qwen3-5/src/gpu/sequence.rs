@@ -122,9 +122,9 @@ impl CudaSequence {
                     FfnConfig::Dense { intermediate_size } => {
                         FeedForwardScratch::Dense(FfnScratch::new(stream, chunk, *intermediate_size)?)
                     }
-                    FfnConfig::Sparse(sparse) => {
-                        FeedForwardScratch::Sparse(Box::new(ExpertsScratch::new(stream, chunk, hidden, sparse)?))
-                    }
+                    FfnConfig::Sparse(sparse) => FeedForwardScratch::Sparse(Box::new(ExpertsScratch::new(
+                        stream, chunk, hidden, sparse,
+                    )?)),
                 },
             },
             kv: store,
