@@ -44,7 +44,8 @@ bool takes(const Call &call) {
     const bool heads = call.key_heads >= 1 && call.heads >= 1 && call.heads % call.key_heads == 0;
     const int64_t written = call.keep ? call.rows : 1;
     return call.rows >= 1 && heads && dim(call.key_dim) && dim(call.value_dim) && call.taps >= 2 && call.taps <= 8 &&
-           cluster(call) >= MIN_CLUSTER && cluster(call) <= MAX_CLUSTER && written <= call.slots && (!call.keep || call.rows <= QWEN3_5_DELTA_KEPT_ROWS);
+           cluster(call) >= MIN_CLUSTER && cluster(call) <= MAX_CLUSTER && written <= call.slots &&
+           (!call.keep || call.rows <= QWEN3_5_DELTA_KEPT_ROWS);
 }
 
 // Rows of a chunk: all of few.

@@ -122,7 +122,7 @@ pub struct DeltaRows<'a> {
 }
 
 impl DeltaLayer {
-    /// Copies the parameters to the stream's device.
+    /// Copies the parameters to the stream's device, and loads the kernels, so that no later call does.
     ///
     /// # Errors
     /// [`Refusal::DimOutside`] or [`Refusal::ShapeMismatch`] for parameters that do not fit, [`Refusal::OutOfMemory`] or
@@ -133,6 +133,9 @@ impl DeltaLayer {
         parameters: &DeltaParameters<'_>,
     ) -> Result<Self, Refusal> {
         shape.check()?;
+        stream.device().make_current()?;
+        // SAFETY: the device's context is current.
+        check("qwen3_5_gated_delta_prepare", unsafe { ffi::qwen3_5_gated_delta_prepare() })?;
         let (channels, taps) = (shape.channels(), shape.taps);
         let upload = |what: &str, elements: &[f32], len: usize| {
             if elements.len() == len {

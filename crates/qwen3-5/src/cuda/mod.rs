@@ -24,7 +24,7 @@ pub use experts::{ExpertsDown, ExpertsGateUp, ExpertsShape, Route};
 pub use gated_delta::{DeltaLayer, DeltaParameters, DeltaRows, DeltaShape, DeltaState};
 pub use rows::{AddNorm, Embed, Norm, OutputGate, QkNormRope, SiluMul};
 
-/// Loads every kernel but those of projections and stores, which load their own, into the context of a stream's device, so that no later call does.
+/// Loads the kernels of rows and experts, which nothing is made for beforehand, into the context of a stream's device, so that no later call does.
 ///
 /// # Errors
 /// [`Refusal::Cuda`].
@@ -33,9 +33,7 @@ pub fn prepare(stream: &Stream) -> Result<(), Refusal> {
     // SAFETY: the device's context is current, for all of these.
     check("qwen3_5_rows_prepare", unsafe { ffi::qwen3_5_rows_prepare() })?;
     // SAFETY: as above.
-    check("qwen3_5_experts_prepare", unsafe { ffi::qwen3_5_experts_prepare() })?;
-    // SAFETY: as above.
-    check("qwen3_5_gated_delta_prepare", unsafe { ffi::qwen3_5_gated_delta_prepare() })
+    check("qwen3_5_experts_prepare", unsafe { ffi::qwen3_5_experts_prepare() })
 }
 
 /// Refuses a width that is not one of 8, 16, ... `most`.

@@ -10,6 +10,7 @@ use super::layer::{CudaNorm, Pass};
 use crate::config::SparseFfnConfig;
 use crate::cuda::{Bf16Linear, ExpertsDown, ExpertsGateUp, ExpertsShape, Route};
 use crate::experts::SparseFfn;
+use crate::tensor::Weights;
 
 pub(crate) struct CudaExperts {
     shared: CudaFfn,
@@ -72,19 +73,9 @@ impl CudaExperts {
         let path = &ffn.bank().path;
         let intermediate = gate_up / 2;
         let [router, shared_gate] = ffn.gates();
-        let mut gates = Buffer::zeros(stream, &[experts, gate_up, hidden])?;
-        let mut down = Buffer::zeros(stream, &[experts, hidden, intermediate])?;
-        for (expert, [gate, up, down_proj]) in ffn.experts().enumerate() {
-            let size = intermediate * hidden;
-            for (part, weights) in [gate, up].into_iter().enumerate() {
-                gates.copy_range_from_host(
-                    stream,
-                    (2 * expert + part) * size,
-                    &weights.dense()?.to_bf16(),
-                )?;
-            }
-            down.copy_range_from_host(stream, expert * size, &down_proj.dense()?.to_bf16())?;
-        }
+        let parts = ffn.experts().flat_map(|[gate, up, _]| [gate, up]);
+        let gates = bank(stream, [experts, gate_up, hidden], parts)?;
+        let down = bank(stream, [experts, hidden, intermediate], ffn.experts().map(|[_, _, down]| down))?;
         Ok(CudaExperts {
             shared: CudaFfn::new(ffn.shared()),
             router: Bf16Linear::new(stream, format!("{path}: router"), router.dense()?)?,
@@ -137,6 +128,25 @@ impl CudaExperts {
         };
         down.queue(stream)
     }
+}
+
+/// A bank from its parts, one after the other. Parts that are the same memory, as random ones are, are decoded once.
+fn bank<'a>(
+    stream: &Stream,
+    shape: [usize; 3],
+    parts: impl Iterator<Item = &'a Weights>,
+) -> Result<Buffer<bf16>, Refusal> {
+    let mut bank = Buffer::zeros(stream, &shape)?;
+    let (mut first, mut decoded) = (0, (None, Vec::new()));
+    for weights in parts {
+        let dense = weights.dense()?;
+        if decoded.0 != Some(dense.identity()) {
+            decoded = (Some(dense.identity()), dense.to_bf16());
+        }
+        bank.copy_range_from_host(stream, first, &decoded.1)?;
+        first += decoded.1.len();
+    }
+    Ok(bank)
 }
 
 /// Projects FP32 rows to FP32 logits.
