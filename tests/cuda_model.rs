@@ -7,12 +7,13 @@ use decode_loop::{CudaHost, KvChoice, KvOptions, Sampler, Sequence};
 use device::{Device, Graph};
 use half::bf16;
 use libtest_mimic::Trial;
-use linear_proj::{BoundProj, Host, LinearProj, Rows, RowsData, RowsMut, RowsMutData};
+use linear_proj::{BoundProj, Host, LinearProj, Rows, RowsData, RowsMut, RowsMutData, ScaleMode};
 use qwen3_5::{CudaModel, Model};
 use serde::Deserialize;
 use structure_core::{
     Band, DType, Fallback, Form, Formats, GuardMode, Place, Receipt, Refusal, Smoke, StructureId,
 };
+use structures::BindOptions;
 
 use crate::arm::{Arm, on_gpu};
 use crate::perplexity::assets;
@@ -25,6 +26,9 @@ pub fn trials() -> Vec<Trial> {
         on_gpu("model::fp8_kv_chooses_the_same_tokens", fp8_kv_chooses_the_same_tokens),
         on_gpu("model::prompts_are_close", prompts_are_close),
         on_gpu("model::captured_steps_repeat", captured_steps_repeat),
+        on_gpu("model::two_sequences_do_not_meet", two_sequences_do_not_meet),
+        on_gpu("model::what_does_not_fit_is_refused", what_does_not_fit_is_refused),
+        on_gpu("model::bound_seats_serve_every_step", bound_seats_serve_every_step),
     ]
 }
 
@@ -312,5 +316,86 @@ fn captured_steps_repeat(arm: &Arm) {
             graph.launch().unwrap();
             assert!(logits(&mut model, 1) == first[(index + 1) * VOCAB..][..VOCAB], "{name}: replay {index}");
         }
+    }
+}
+
+/// Two models on one GPU, step by step in turns, each on its own stream: the bits of either alone.
+fn two_sequences_do_not_meet(arm: &Arm) {
+    let tokens: Vec<u32> = (0..50).map(|i| (i * 733 + 11) % VOCAB as u32).collect();
+    let (prompt, next) = tokens.split_at(30);
+    let hosts = MODELS.map(cpu);
+    let mut models = [0, 1].map(|index| gpu(arm, &hosts[index]));
+    models.iter_mut().for_each(|model| begin(model, 128, 1));
+    let alone = [0, 1].map(|index| forced(&mut models[index], prompt, next));
+    for model in &mut models {
+        model.reset().unwrap();
+        model.prompt(prompt).unwrap();
+    }
+    for (index, &token) in next.iter().enumerate() {
+        models.iter_mut().for_each(|model| place(model, &[token], prompt.len() + index));
+        models.iter_mut().for_each(|model| model.step(1).unwrap());
+        for (model, alone) in models.iter_mut().zip(&alone) {
+            assert!(logits(model, 1) == alone[(index + 1) * VOCAB..][..VOCAB], "step {index}");
+        }
+    }
+}
+
+/// Each before anything is allocated or queued; what follows it is right.
+fn what_does_not_fit_is_refused(arm: &Arm) {
+    let mut model = gpu(arm, &cpu("tiny-dense"));
+    assert!(matches!(model.prompt(&[1]), Err(Refusal::ValueOutside { .. })), "no sequence");
+    let sequence = |window, rows| Sequence { window, rows, ..Sequence::default() };
+    let positions = model.config().max_position_embeddings;
+    let refusal = model.begin(&sequence(positions + 1, 1)).unwrap_err();
+    assert_eq!(refusal, Refusal::WindowExceeded { needed: positions + 1, window: positions });
+    let refusal = model.begin(&sequence(64, 17)).unwrap_err().to_string();
+    assert_eq!(refusal, "a step: rows = 17 is outside 1..=16");
+
+    begin(&mut model, 64, 1);
+    let tokens: Vec<u32> = (0..60).map(|i| (i * 733 + 11) % VOCAB as u32).collect();
+    let expected = forced(&mut model, &tokens[..50], &tokens[50..]);
+    assert!(matches!(model.step(2), Err(Refusal::DimOutside { dim: "rows", value: 2, .. })));
+    assert_eq!(model.prompt(&[]), Err(Refusal::EmptyPrompt));
+    assert_eq!(model.prompt(&[7, VOCAB as u32]), Err(Refusal::TokenOutside { token: 2048, vocab: VOCAB }));
+    model.reset().unwrap();
+    assert_eq!(model.prompt(&[1; 65]), Err(Refusal::WindowExceeded { needed: 65, window: 64 }));
+    model.prompt(&[1; 40]).unwrap();
+    assert_eq!(model.prompt(&[1; 25]), Err(Refusal::WindowExceeded { needed: 65, window: 64 }));
+    assert!(forced(&mut model, &tokens[..50], &tokens[50..]) == expected, "after all of these");
+}
+
+/// With INT8 bound to every seat the model's steps are still row-invariant, no call falls back, and detaching gives the host's bits.
+fn bound_seats_serve_every_step(arm: &Arm) {
+    let tokens: Vec<u32> = (0..40).map(|i| (i * 733 + 11) % VOCAB as u32).collect();
+    let (prompt, next) = tokens.split_at(20);
+    for name in MODELS {
+        let mut model = gpu(arm, &cpu(name));
+        begin(&mut model, 128, 8);
+        let host = forced(&mut model, prompt, next);
+        let workspace = model.workspace().clone();
+        let options = BindOptions {
+            device: &arm.device,
+            staged: false,
+            mode: GuardMode::Fallback,
+            scale_mode: ScaleMode::TwoLevel,
+            calibration: None,
+            workspace: Some(&workspace),
+        };
+        let plan = structures::bind(&mut model, &["*=w8a16_static".parse().unwrap()], options).unwrap();
+        assert_eq!(plan.first_refusal(), None, "{name}");
+        let alone = forced(&mut model, prompt, next);
+        assert!(alone != host, "{name}: INT8 weights give other logits");
+        model.reset().unwrap();
+        model.prompt(prompt).unwrap();
+        let together = step(&mut model, &next[..7], prompt.len());
+        assert!(together == alone[VOCAB..][..7 * VOCAB], "{name}: 7 rows");
+        for seat in model.seats() {
+            let (.., ledger) = seat.ledger_row().unwrap();
+            assert_eq!(ledger.fallbacks, 0, "{name}: {}", seat.path());
+        }
+        for path in model.seats().iter().map(|seat| seat.path().to_string()).collect::<Vec<_>>() {
+            model.seat_mut(&path).unwrap().detach();
+        }
+        assert!(forced(&mut model, prompt, next) == host, "{name}: detached");
     }
 }

@@ -145,7 +145,10 @@ fn loop_cells(results: &Results, row: &Row) -> Vec<String> {
         format!("{:.2}", row.ratio),
         row.tok_s.map(|tok_s| format!("{tok_s:.0}")).unwrap_or_default(),
         dim(row.launches),
-        peer.map(|peer| format!("{} ({})", us(peer), name(peer))).unwrap_or_default(),
+        peer.map(|peer| {
+            format!("{} ({} {})", us(peer), name(peer), peer.format.as_deref().unwrap_or_default())
+        })
+        .unwrap_or_default(),
     ]
 }
 
