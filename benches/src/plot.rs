@@ -53,10 +53,12 @@ fn chart(results: &Results, id: &str, rows: &[&Row], path: &Path) -> Result<()> 
         bail!("{id} has no row at one of the row counts that are drawn");
     }
     let gbs = results.read_gbs;
-    let sizes = rows.iter().map(|row| megabytes(row, gbs));
+    let peers = peers(results, rows);
+    let sizes = rows.iter().chain(&peers).map(|row| megabytes(row, gbs));
     let (least, most) = sizes.fold((f64::INFINITY, 0f64), |(least, most), mb| (least.min(mb), most.max(mb)));
     let (left, right) = (least / 1.6, most * 2.6);
     let floor = |mb: f64| mb * 1e3 / gbs;
+    let slowest = rows.iter().chain(&peers).map(|row| row.us).fold(floor(right), f64::max);
 
     let area = SVGBackend::new(path, SIZE).into_drawing_area();
     area.fill(&WHITE)?;
@@ -66,7 +68,7 @@ fn chart(results: &Results, id: &str, rows: &[&Row], path: &Path) -> Result<()> 
         .margin(16)
         .x_label_area_size(44)
         .y_label_area_size(56)
-        .build_cartesian_2d((left..right).log_scale(), (floor(left)..floor(right) * 1.4).log_scale())?;
+        .build_cartesian_2d((left..right).log_scale(), (floor(left)..slowest * 1.6).log_scale())?;
     chart
         .configure_mesh()
         .x_desc("megabytes that the call must move")
@@ -93,7 +95,6 @@ fn chart(results: &Results, id: &str, rows: &[&Row], path: &Path) -> Result<()> 
             .label(format!("{name} = {m}"))
             .legend(move |(x, y)| Circle::new((x + 9, y), 5, colour.filled()));
     }
-    let peers = peers(results, rows);
     let mut names: Vec<&str> = peers.iter().filter_map(|row| row.peer()).collect();
     names.sort_unstable();
     names.dedup();
