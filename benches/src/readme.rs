@@ -85,7 +85,8 @@ fn heading(results: &Results) -> String {
     peers.sort_unstable();
     peers.dedup();
     if !peers.is_empty() {
-        text += &format!(" Peers, which multiply BF16 rows as they are: {}.", peers.join(", "));
+        text +=
+            &format!(" Peers: {}; those of projections multiply BF16 rows as they are.", peers.join(", "));
     }
     text
 }
@@ -206,7 +207,7 @@ mod tests {
         let expected = "\
 **NVIDIA Test**, 2026-12-01: the streaming read reached 1000 GB/s in the same run ([all rows](results/test.json)). \
 *No overlap* is without programmatic dependent launch. \
-Peers, which multiply BF16 rows as they are: cublas 13.1, gemlite 0.6, humming 0.1.20.
+Peers: cublas 13.1, gemlite 0.6, humming 0.1.20; those of projections multiply BF16 rows as they are.
 
 `linear_proj/nvfp4_dynamic`, whose kernels have changed since ([pending](results/PENDING.md))
 

@@ -4,16 +4,17 @@ use decode_loop::{CudaHost, HostShape, Sequence, StepBuffers};
 use device::{Buffer, CudaDevice, Stream, Workspace};
 use half::bf16;
 use linear_proj::{DenseWeights, Host, Seat};
-use structure_core::{Band, Bound, Refusal};
+use structure_core::{Band, Bound, Refusal, StructureId};
 
 use super::layer::{CudaLayer, CudaNorm, Pass};
 use super::seats::CudaSeats;
 use super::sequence::{CudaSequence, PROMPT_ROWS};
 use crate::config::LayerType;
 use crate::cuda::{Embed, prepare};
+use crate::layer::Layer;
 use crate::model::check_tokens;
 use crate::seats::SeatId;
-use crate::{Config, Model};
+use crate::{Config, KERNELS, Model};
 
 /// The rows of a step: what every kernel of it serves row-invariantly.
 const STEP_ROWS: Band = Band { min: 1, max: 16 };
@@ -43,13 +44,18 @@ impl CudaModel {
     /// [`Refusal::OutOfMemory`] with the bytes asked and free, [`Refusal::ArchUnsupported`] for a device that the kernels were not
     /// built for, [`Refusal::Cuda`].
     pub fn new(model: &Model, gpu: &CudaDevice) -> Result<Self, Refusal> {
-        let stream = gpu.new_stream()?;
-        prepare(&stream)?;
+        KERNELS.check(StructureId { structure: "qwen3_5", variant: "cuda" }, gpu.compute_capability())?;
         let config = model.config().clone();
         let projections = model.seats.projections(model.lm_head());
-        let bytes: usize = projections.iter().map(|(_, weights)| weights.n() * weights.k() * 2).sum();
-        gpu.require("the model's projections", bytes as u64)?;
         let table = model.embedding().dense()?;
+        let weights = projections.iter().map(|(_, weights)| weights.n() * weights.k());
+        let experts =
+            model.layers.iter().filter_map(Layer::bank).map(|bank| bank.dims.iter().product::<usize>());
+        // Of an expert, down has half of what gate and up have together.
+        let elements = table.n() * table.k() + weights.sum::<usize>() + experts.sum::<usize>() / 2 * 3;
+        gpu.require("the model's weights", (elements * size_of::<bf16>()) as u64)?;
+        let stream = gpu.new_stream()?;
+        prepare(&stream)?;
         let embedding = Buffer::from_host(&stream, &table.to_bf16(), &[table.n(), table.k()])?;
         let seats = CudaSeats::upload(&stream, projections)?;
         let mut attention = 0;
