@@ -246,7 +246,7 @@ mod on_gpu {
         let run = &runs[1];
         let tok_s = run.tokens_per_second().context("no token after the first")?;
         let stream = model.stream().clone();
-        let bytes = model.step_bytes(PROMPT + TOKENS / 2)? as f64;
+        let bytes = model.step_bytes(PROMPT + TOKENS / 2)?.total() as f64;
         let launches = Graph::capture(&stream, |_| model.step(1))?.nodes()?;
         let shape = case.preset.name();
         let row = Row::new(WHOLE_STEP, "step", 1e6 / tok_s, bytes, read_gbs).of_loop(shape, 1, Some(PROMPT));

@@ -5,9 +5,9 @@ use std::ffi::CStr;
 
 use decode_loop::{Attend, KvOptions, KvRows, KvShape, KvStore};
 use device::{Buffer, Stream};
-use structure_core::{DType, Place, Refusal};
+use structure_core::{DType, Refusal};
 
-use crate::store::{bytes, check as check_shape, check_layer, page_size, scales};
+use crate::store::{bytes, check as check_shape, page_size, scales};
 use crate::{ENTRY, ffi};
 
 /// Keys and values of all layers in pages of E4M3.
@@ -113,7 +113,7 @@ impl Fp8Kv {
     /// # Errors
     /// [`Refusal::ValueOutside`] for a layer that there is not, and [`Refusal::Cuda`].
     pub fn codes(&self, stream: &Stream, layer: usize) -> Result<[Vec<u8>; 2], Refusal> {
-        check_layer(&self.shape, layer)?;
+        self.shape.check_layer("fp8_kv", layer)?;
         let len = self.layer_len();
         let mut codes = [vec![0; len], vec![0; len]];
         for (codes, pages) in codes.iter_mut().zip([&self.keys, &self.values]) {
@@ -128,7 +128,7 @@ impl Fp8Kv {
     }
 
     fn layer(&self, layer: usize) -> Result<ffi::fp8_kv_layer, Refusal> {
-        check_layer(&self.shape, layer)?;
+        self.shape.check_layer("fp8_kv", layer)?;
         let codes = (layer * self.layer_len()) as u64;
         let scales = (layer * self.shape.kv_heads * size_of::<f32>()) as u64;
         Ok(ffi::fp8_kv_layer {
@@ -144,41 +144,10 @@ impl Fp8Kv {
         })
     }
 
-    /// Refuses a view that does not hold what a call on `stream` needs, or lies elsewhere.
-    fn check_view(&self, what: &str, view: &Given, dtype: DType, len: usize) -> Result<(), Refusal> {
-        let what = format!("fp8_kv: {what}");
-        if view.dtype != dtype {
-            let (dtype, accepted) = (view.dtype.to_string(), dtype.to_string());
-            return Err(Refusal::DTypeOutside { what, dtype, accepted });
-        }
-        if view.len < len {
-            return Err(Refusal::ShapeMismatch { what, expected: vec![len], got: vec![view.len] });
-        }
-        let device = self.keys.view().ordinal();
-        if view.ordinal != device {
-            let (rows, seat) = (Place::Cuda(view.ordinal).to_string(), Place::Cuda(device).to_string());
-            return Err(Refusal::WrongDevice { what, rows, seat });
-        }
-        Ok(())
-    }
-
+    /// Refuses a stream of another device than the store's.
     fn check_stream(&self, stream: &Stream) -> Result<(), Refusal> {
-        let ordinal = stream.device().ordinal();
-        self.check_view("the stream", &Given { dtype: DType::U8, len: 0, ordinal }, DType::U8, 0)
+        self.keys.view().expect("fp8_kv: the store", DType::U8, 0, stream)
     }
-}
-
-/// What is known of a view.
-struct Given {
-    dtype: DType,
-    len: usize,
-    ordinal: usize,
-}
-
-macro_rules! given {
-    ($view:expr) => {
-        Given { dtype: $view.dtype(), len: $view.len(), ordinal: $view.ordinal() }
-    };
 }
 
 impl KvStore for Fp8Kv {
@@ -200,9 +169,9 @@ impl KvStore for Fp8Kv {
         let layer = self.layer(layer)?;
         let elements = rows.rows * self.shape.kv_heads * self.shape.head_dim;
         self.check_stream(rows.stream)?;
-        self.check_view("keys", &given!(rows.keys), DType::BF16, elements)?;
-        self.check_view("values", &given!(rows.values), DType::BF16, elements)?;
-        self.check_view("the position", &given!(rows.position), DType::I32, 1)?;
+        rows.keys.expect("fp8_kv: keys", DType::BF16, elements, rows.stream)?;
+        rows.values.expect("fp8_kv: values", DType::BF16, elements, rows.stream)?;
+        rows.position.expect("fp8_kv: the position", DType::I32, 1, rows.stream)?;
         let call = ffi::fp8_kv_append_call {
             layer,
             keys: rows.keys.pointer() as *const _,
@@ -221,9 +190,9 @@ impl KvStore for Fp8Kv {
         let layer = self.layer(layer)?;
         let elements = queries.rows * self.shape.heads * self.shape.head_dim;
         self.check_stream(queries.stream)?;
-        self.check_view("queries", &given!(queries.queries), DType::BF16, elements)?;
-        self.check_view("the result", &given!(queries.out), DType::BF16, elements)?;
-        self.check_view("the position", &given!(queries.position), DType::I32, 1)?;
+        queries.queries.expect("fp8_kv: queries", DType::BF16, elements, queries.stream)?;
+        queries.out.expect("fp8_kv: the result", DType::BF16, elements, queries.stream)?;
+        queries.position.expect("fp8_kv: the position", DType::I32, 1, queries.stream)?;
         let call = ffi::fp8_kv_attend_call {
             layer,
             queries: queries.queries.pointer() as *const _,

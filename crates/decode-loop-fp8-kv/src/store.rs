@@ -40,12 +40,7 @@ pub(crate) fn check(shape: &KvShape, options: &KvOptions<'_>) -> Result<(), Refu
         ("window", window),
     ];
     ENTRY.envelope.check("fp8_kv", &dims.map(|(name, value)| (name, value as u64)), DType::BF16)?;
-    if heads % kv_heads != 0 {
-        return refuse("heads", heads.to_string(), &format!("a multiple of the {kv_heads} KV heads"));
-    }
-    if head_dim == 192 {
-        return refuse("head_dim", head_dim.to_string(), "64, 128 or 256");
-    }
+    shape.check_heads("fp8_kv")?;
     if !page_size.is_power_of_two() {
         return refuse("page_size", page_size.to_string(), "a power of two");
     }
@@ -108,18 +103,9 @@ pub(crate) fn cuda(_: &Stream, _: &KvShape, _: &KvOptions<'_>) -> Result<Box<dyn
 /// The store of a layer in host memory.
 pub(crate) fn cpu(shape: &KvShape, options: &KvOptions<'_>, layer: usize) -> Result<Box<dyn CpuKv>, Refusal> {
     check(shape, options)?;
-    check_layer(shape, layer)?;
+    shape.check_layer("fp8_kv", layer)?;
     let scales = &scales(shape, options)[layer * shape.kv_heads..][..shape.kv_heads];
     Ok(Box::new(Fp8Layer::new(shape.head_dim, scales)))
-}
-
-/// Refuses a layer that there is not.
-pub(crate) fn check_layer(shape: &KvShape, layer: usize) -> Result<(), Refusal> {
-    if layer < shape.layers {
-        return Ok(());
-    }
-    let (value, bound) = (layer.to_string(), format!("below {}", shape.layers));
-    Err(Refusal::ValueOutside { what: "fp8_kv: the layer".to_string(), value, bound })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use decode_loop::{CudaHost, Request};
 use device::{Buffer, MappedWords, Stream};
-use structure_core::{DType, Place, Refusal};
+use structure_core::{DType, Refusal};
 
 use crate::ffi;
 
@@ -70,11 +70,11 @@ impl Chooser {
         let stream = host.stream().clone();
         let buffers = host.buffers()?;
         for (what, view, dtype, len) in [
-            ("logits", &buffers.logits, DType::F32, self.vocab),
-            ("tokens", &buffers.tokens, DType::I32, 1),
-            ("position", &buffers.position, DType::I32, 1),
+            ("logits of a step", &buffers.logits, DType::F32, self.vocab),
+            ("tokens of a step", &buffers.tokens, DType::I32, 1),
+            ("position of a step", &buffers.position, DType::I32, 1),
         ] {
-            check_view(what, view.dtype(), dtype, view.len(), len, view.ordinal(), &stream)?;
+            view.expect(what, dtype, len, &stream)?;
         }
         let arguments = ffi::whole_step_choose_call {
             logits: buffers.logits.pointer() as *const _,
@@ -113,31 +113,6 @@ impl Chooser {
         };
         Err(Refusal::NonFinite { what: "logits".to_string(), index: id as usize, value })
     }
-}
-
-fn check_view(
-    what: &str,
-    dtype: DType,
-    expected: DType,
-    len: usize,
-    needed: usize,
-    ordinal: usize,
-    stream: &Stream,
-) -> Result<(), Refusal> {
-    let what = || format!("{what} of a step");
-    if dtype != expected {
-        let (dtype, accepted) = (dtype.to_string(), expected.to_string());
-        return Err(Refusal::DTypeOutside { what: what(), dtype, accepted });
-    }
-    if len < needed {
-        return Err(Refusal::ShapeMismatch { what: what(), expected: vec![needed], got: vec![len] });
-    }
-    let device = stream.device().ordinal();
-    if ordinal != device {
-        let (rows, seat) = (Place::Cuda(ordinal).to_string(), Place::Cuda(device).to_string());
-        return Err(Refusal::WrongDevice { what: what(), rows, seat });
-    }
-    Ok(())
 }
 
 fn check(call: &str, code: i32) -> Result<(), Refusal> {

@@ -21,6 +21,38 @@ pub struct KvShape {
     pub window: usize,
 }
 
+impl KvShape {
+    /// Refuses a layer that there is not; `what` names the store.
+    ///
+    /// # Errors
+    /// [`Refusal::ValueOutside`].
+    pub fn check_layer(&self, what: &str, layer: usize) -> Result<(), Refusal> {
+        if layer < self.layers {
+            return Ok(());
+        }
+        let (what, value) = (format!("{what}: the layer"), layer.to_string());
+        Err(Refusal::ValueOutside { what, value, bound: format!("below {}", self.layers) })
+    }
+
+    /// Refuses heads that the attention kernels do not take; there is a KV head. `what` names the store.
+    ///
+    /// # Errors
+    /// [`Refusal::ValueOutside`] for query heads that are no multiple of the KV heads, or another head dim than 64, 128 and 256.
+    pub fn check_heads(&self, what: &str) -> Result<(), Refusal> {
+        let KvShape { heads, kv_heads, head_dim, .. } = *self;
+        let refuse = |dim: &str, value: usize, bound: String| {
+            Err(Refusal::ValueOutside { what: format!("{what}: {dim}"), value: value.to_string(), bound })
+        };
+        if heads % kv_heads != 0 {
+            return refuse("heads", heads, format!("a multiple of the {kv_heads} KV heads"));
+        }
+        if ![64, 128, 256].contains(&head_dim) {
+            return refuse("head_dim", head_dim, "64, 128 or 256".to_string());
+        }
+        Ok(())
+    }
+}
+
 /// What keys and what values of one head are divided by before they are stored, and multiplied by when they are read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KvScale {

@@ -3,7 +3,7 @@ use std::ops::Range;
 
 use cudarc::driver::result;
 use half::{bf16, f16};
-use structure_core::{DType, Refusal};
+use structure_core::{DType, Place, Refusal};
 
 use crate::driver::Named;
 use crate::{CudaDevice, Stream};
@@ -308,6 +308,39 @@ macro_rules! view {
             /// The device's ordinal.
             pub fn ordinal(&self) -> usize {
                 self.ordinal
+            }
+
+            /// Refuses a view that a call on `stream` cannot take: of another type than `dtype`, of fewer than `len` elements, or on
+            /// another device. `what` names it.
+            ///
+            /// # Errors
+            /// [`Refusal::DTypeOutside`], [`Refusal::ShapeMismatch`] or [`Refusal::WrongDevice`].
+            pub fn expect(
+                &self,
+                what: &str,
+                dtype: DType,
+                len: usize,
+                stream: &Stream,
+            ) -> Result<(), Refusal> {
+                let what = || what.to_string();
+                if self.dtype != dtype {
+                    let (dtype, accepted) = (self.dtype.to_string(), dtype.to_string());
+                    return Err(Refusal::DTypeOutside { what: what(), dtype, accepted });
+                }
+                if self.len < len {
+                    return Err(Refusal::ShapeMismatch {
+                        what: what(),
+                        expected: vec![len],
+                        got: vec![self.len],
+                    });
+                }
+                let device = stream.device().ordinal();
+                if self.ordinal != device {
+                    let (rows, seat) =
+                        (Place::Cuda(self.ordinal).to_string(), Place::Cuda(device).to_string());
+                    return Err(Refusal::WrongDevice { what: what(), rows, seat });
+                }
+                Ok(())
             }
 
             /// The first `len` elements.

@@ -75,10 +75,7 @@ impl Door {
     /// # Errors
     /// [`Refusal::ForeignFactory`] when it is not an implementation of `linear_proj` of this version.
     pub fn of(registration: &'static Registration) -> Result<Self, Refusal> {
-        let factory = registration.factory.downcast_ref::<Factory>();
-        factory
-            .map(|factory| Door { registration, factory })
-            .ok_or(Refusal::ForeignFactory { id: registration.id, structure: STRUCTURE })
+        Ok(Door { registration, factory: registration.factory_of(STRUCTURE)? })
     }
 
     /// What the implementation says of itself.

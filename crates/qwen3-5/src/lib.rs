@@ -73,7 +73,7 @@ pub use cpu_model::CpuModel;
 pub use experts::Bank;
 pub use fold::NormFeed;
 #[cfg(kernels_built)]
-pub use gpu::CudaModel;
+pub use gpu::{CudaModel, StepBytes};
 pub use hidden::Hidden;
 pub use model::Model;
 pub use perplexity::Perplexity;

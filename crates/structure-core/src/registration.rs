@@ -83,6 +83,16 @@ pub struct Registration {
     pub factory: Factory,
 }
 
+impl Registration {
+    /// Its factory, if it is of the type that a structure's door expects.
+    ///
+    /// # Errors
+    /// [`Refusal::ForeignFactory`] when it implements another structure, or this one in another version.
+    pub fn factory_of<F: Any>(&'static self, structure: &'static str) -> Result<&'static F, Refusal> {
+        self.factory.downcast_ref::<F>().ok_or(Refusal::ForeignFactory { id: self.id, structure })
+    }
+}
+
 impl std::fmt::Debug for Registration {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Registration({})", self.id)

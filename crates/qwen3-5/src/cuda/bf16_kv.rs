@@ -8,6 +8,9 @@ use structure_core::{DType, Refusal};
 use super::{check, input, output, within};
 use crate::ffi;
 
+/// What refusals call it.
+const WHAT: &str = "keys and values";
+
 /// Positions that lie together for one head: a page of the attention kernel, whose pages are in order here.
 const PAGE_SIZE: usize = 64;
 
@@ -64,14 +67,7 @@ impl Bf16Kv {
     }
 
     fn layer(&self, layer: usize) -> Result<ffi::qwen3_5_bf16_kv_layer, Refusal> {
-        if layer >= self.shape.layers {
-            let (value, bound) = (layer.to_string(), format!("below {}", self.shape.layers));
-            return Err(Refusal::ValueOutside {
-                what: "the layer of keys and values".to_string(),
-                value,
-                bound,
-            });
-        }
+        self.shape.check_layer(WHAT, layer)?;
         let offset = (layer * layer_len(&self.shape) * size_of::<bf16>()) as u64;
         Ok(ffi::qwen3_5_bf16_kv_layer {
             keys: (self.keys.view().pointer() + offset) as *mut _,
@@ -104,20 +100,11 @@ fn scratch_bytes(shape: &KvShape) -> usize {
 }
 
 fn check_shape(shape: &KvShape) -> Result<(), Refusal> {
-    let KvShape { heads, kv_heads, head_dim, window, .. } = *shape;
-    within("keys and values", "window", window, 1, i32::MAX as usize - PAGE_SIZE)?;
-    within("keys and values", "kv_heads", kv_heads, 1, 1 << 10)?;
-    within("keys and values", "group", heads / kv_heads, 1, MAX_GROUP)?;
-    let refuse = |what: &str, value: usize, bound: String| {
-        Err(Refusal::ValueOutside { what: what.to_string(), value: value.to_string(), bound })
-    };
-    if heads % kv_heads != 0 {
-        return refuse("heads", heads, format!("a multiple of the {kv_heads} KV heads"));
-    }
-    if ![64, 128, 256].contains(&head_dim) {
-        return refuse("head_dim", head_dim, "64, 128 or 256".to_string());
-    }
-    Ok(())
+    let KvShape { heads, kv_heads, window, .. } = *shape;
+    within(WHAT, "window", window, 1, i32::MAX as usize - PAGE_SIZE)?;
+    within(WHAT, "kv_heads", kv_heads, 1, 1 << 10)?;
+    within(WHAT, "group", heads / kv_heads, 1, MAX_GROUP)?;
+    shape.check_heads(WHAT)
 }
 
 impl KvStore for Bf16Kv {
@@ -174,5 +161,5 @@ impl KvStore for Bf16Kv {
 
 /// Refuses a stream of another device than the store's.
 fn check_store(keys: &Buffer<bf16>, stream: &Stream) -> Result<(), Refusal> {
-    input::<u8>("the store of keys and values", keys.view(), DType::BF16, 0, stream).map(|_| ())
+    keys.view().expect("the store of keys and values", DType::BF16, 0, stream)
 }

@@ -14,7 +14,7 @@ mod rows;
 use std::ffi::CStr;
 
 use device::{Stream, View, ViewMut};
-use structure_core::{Bound, DType, Place, Refusal};
+use structure_core::{Bound, DType, Refusal};
 
 use crate::ffi;
 
@@ -62,7 +62,7 @@ fn input<T>(
     len: usize,
     stream: &Stream,
 ) -> Result<*const T, Refusal> {
-    check_view(what, view.dtype(), dtype, view.len(), len, view.ordinal(), stream)?;
+    view.expect(what, dtype, len, stream)?;
     Ok(view.pointer() as *const T)
 }
 
@@ -74,33 +74,8 @@ fn output<T>(
     len: usize,
     stream: &Stream,
 ) -> Result<*mut T, Refusal> {
-    check_view(what, view.dtype(), dtype, view.len(), len, view.ordinal(), stream)?;
+    view.expect(what, dtype, len, stream)?;
     Ok(view.pointer() as *mut T)
-}
-
-fn check_view(
-    what: &str,
-    dtype: DType,
-    expected: DType,
-    len: usize,
-    needed: usize,
-    ordinal: usize,
-    stream: &Stream,
-) -> Result<(), Refusal> {
-    let what = || what.to_string();
-    if dtype != expected {
-        let (dtype, accepted) = (dtype.to_string(), expected.to_string());
-        return Err(Refusal::DTypeOutside { what: what(), dtype, accepted });
-    }
-    if len < needed {
-        return Err(Refusal::ShapeMismatch { what: what(), expected: vec![needed], got: vec![len] });
-    }
-    let device = stream.device().ordinal();
-    if ordinal != device {
-        let (rows, seat) = (Place::Cuda(ordinal).to_string(), Place::Cuda(device).to_string());
-        return Err(Refusal::WrongDevice { what: what(), rows, seat });
-    }
-    Ok(())
 }
 
 fn check(call: &str, code: i32) -> Result<(), Refusal> {

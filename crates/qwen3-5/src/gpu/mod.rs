@@ -13,4 +13,4 @@ mod model;
 mod seats;
 mod sequence;
 
-pub use model::CudaModel;
+pub use model::{CudaModel, StepBytes};

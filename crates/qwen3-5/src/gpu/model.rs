@@ -37,6 +37,24 @@ pub struct CudaModel {
     sequence: Option<CudaSequence>,
 }
 
+/// The fewest bytes that a step must touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepBytes {
+    /// Of all weights as they are bound; of experts, those that serve a token.
+    pub weights: u64,
+    /// Of recurrent states, read and written.
+    pub states: u64,
+    /// Of the keys and values of the context.
+    pub kv: u64,
+}
+
+impl StepBytes {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.weights + self.states + self.kv
+    }
+}
+
 impl CudaModel {
     /// Uploads a model, in BF16; the MTP layer stays behind. Weights that were BF16 keep their bits.
     ///
@@ -88,18 +106,21 @@ impl CudaModel {
         &self.workspace
     }
 
-    /// The fewest bytes that a step of one token after `context` others must touch: all weights as they are bound (of experts those
-    /// that serve a token), the keys and values of the context, and the recurrent states, read and written.
+    /// The fewest bytes that a step of one token after `context` others must touch.
     ///
     /// # Errors
     /// [`Refusal::ValueOutside`] before the first sequence.
-    pub fn step_bytes(&self, context: usize) -> Result<u64, Refusal> {
+    pub fn step_bytes(&self, context: usize) -> Result<StepBytes, Refusal> {
         let sequence = self.sequence.as_ref().ok_or_else(no_sequence)?;
-        let kv = sequence.kv.shape();
-        let positions = context * kv.layers * 2 * kv.kv_heads * kv.head_dim * sequence.kv.element_bytes();
+        let shape = sequence.kv.shape();
+        let position = shape.layers * 2 * shape.kv_heads * shape.head_dim * sequence.kv.element_bytes();
         let states: usize = sequence.states.iter().flatten().map(|state| 2 * state.bytes()).sum();
         let experts: usize = self.layers.iter().map(CudaLayer::expert_bytes).sum();
-        Ok(self.seats.bytes() + (positions + states + experts) as u64)
+        Ok(StepBytes {
+            weights: self.seats.bytes() + experts as u64,
+            states: states as u64,
+            kv: (context * position) as u64,
+        })
     }
 
     /// Queues a pass over the first `rows` tokens of the sequence, and the logits of its last `logits` rows.

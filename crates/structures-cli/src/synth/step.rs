@@ -3,8 +3,7 @@ use std::ops::ControlFlow;
 
 use anyhow::Result;
 use decode_loop::{Arm, CudaHost, Progress, Request, Sampler};
-use linear_proj::{Host, SeatState};
-use qwen3_5::{Config, FfnConfig, LayerType, Model, Preset};
+use qwen3_5::{Model, Preset};
 use serde_json::json;
 
 use crate::args::Synth;
@@ -20,8 +19,7 @@ pub fn measure(args: &Synth, preset: Preset, decode: &Decode, binding: &Binding)
     let prompt: Vec<u32> =
         (0..args.context.max(1) as u32).map(|index| index.wrapping_mul(7919) % 100_000).collect();
     let request = Request { prompt: &prompt, max_new: args.tokens, stop: &[], sampler: Sampler::Greedy };
-    let window = request.positions();
-    let mut decode = decode.build(Arm::Cuda(&mut model), window)?;
+    let mut decode = decode.build(Arm::Cuda(&mut model), request.positions())?;
     let bar = tokens::bar(prompt.len() + args.tokens, "synth")?;
     let generation = decode.generate(&request, &mut |progress| {
         match progress {
@@ -35,10 +33,9 @@ pub fn measure(args: &Synth, preset: Preset, decode: &Decode, binding: &Binding)
     drop(decode);
 
     // The last step attends to every position but the last token's, the first one to the prompt; the middle is their mean.
-    let attended = prompt.len() as u64 + args.tokens as u64 / 2;
-    let floor = Floor::new(model.config(), &model, kv_bytes * attended / window as u64);
+    let floor = model.step_bytes(prompt.len() + args.tokens / 2)?;
     let step_us = 1e6 / generation.tokens_per_second().unwrap_or(f64::NAN);
-    let floor_us = floor.bytes() as f64 / (args.read_gbs * 1e3);
+    let floor_us = floor.total() as f64 / (args.read_gbs * 1e3);
     let ledger = host::ledger(&model).summary();
     let report = json!({
         "shape": preset.name(),
@@ -79,41 +76,4 @@ pub fn measure(args: &Synth, preset: Preset, decode: &Decode, binding: &Binding)
         floor_us / step_us,
     )?;
     Ok(())
-}
-
-/// The fewest bytes that one step moves.
-struct Floor {
-    /// Of projections as they are bound, and of the experts that serve a token.
-    weights: u64,
-    /// Of gated-delta layers, read and written.
-    states: u64,
-    /// Read.
-    kv: u64,
-}
-
-impl Floor {
-    fn new(config: &Config, host: &dyn Host, kv: u64) -> Self {
-        const BF16: usize = 2;
-        let seats = host.seats().into_iter().map(|seat| match seat.state() {
-            SeatState::Host => (seat.n() * seat.k() * BF16) as u64,
-            SeatState::Bound(receipt, _) => receipt.weight_bytes,
-        });
-        let experts = match &config.ffn {
-            FfnConfig::Dense { .. } => 0,
-            FfnConfig::Sparse(sparse) => {
-                let expert = 3 * sparse.moe_intermediate_size * config.hidden_size * BF16;
-                config.layer_types.len() * sparse.num_experts_per_tok * expert
-            }
-        };
-        let deltas = config.layer_types.iter().filter(|kind| **kind == LayerType::LinearAttention).count();
-        let state = config.linear_num_value_heads
-            * config.linear_key_head_dim
-            * config.linear_value_head_dim
-            * size_of::<f32>();
-        Floor { weights: seats.sum::<u64>() + experts as u64, states: (2 * deltas * state) as u64, kv }
-    }
-
-    fn bytes(&self) -> u64 {
-        self.weights + self.states + self.kv
-    }
 }
