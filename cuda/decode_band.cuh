@@ -9,6 +9,9 @@
 // What differs between the kernels of a format is only what does not show in the bits: how many row groups share one fetch of
 // the activations, in a warp's registers or in a block's cache, and how many loads a lane has under way.
 //
+// A launch projects the same rows by one matrix or by a few of one format, each with features and results of its own: a cluster
+// belongs to one of them.
+//
 // A `Format` is passed to the kernel by value and has
 //   TILE_K                     k of one weight fragment of a lane; a multiple of 32
 //   Weights                    that fragment, in registers
@@ -30,6 +33,7 @@
 // for. It says what it has in place of the usual `VECTORS`, and by `COMPILED` where there are its instructions.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 #include <cstring>
 #include <cuda_runtime.h>
@@ -61,8 +65,26 @@ constexpr bool COMPILED = true;
 template <typename Format>
 constexpr bool ROUNDED = true;
 
+constexpr int MAX_MATRICES = 4;  // of a launch
+
+// A matrix [N, K] of weights, and where the rows go that it makes.
+template <typename Format, typename Out>
+struct Matrix {
+    Format format;
+    Out *y;  // [M, N]
+    int64_t N;
+};
+
+// The matrices of a launch: those past the last have clusters that no launch has.
+template <typename Format, typename Out>
+struct Matrices {
+    Matrix<Format, Out> all[MAX_MATRICES];
+    int count;
+    int first[MAX_MATRICES];  // its first cluster
+};
+
 struct Shape {
-    int64_t N, K;
+    int64_t K;
     int M;
     int slice_bits;  // log2 of the blocks of a cluster
     int rows_bytes;  // of shared memory that the rows take
@@ -119,11 +141,11 @@ struct Form {
     static_assert(!ZERO || !LATE, "a tile without activations is skipped");
 };
 
-// y: [M, N]; M <= 8 * ColumnTiles. A block's warps split its slice of K into parts and its features among the rest of them. A
-// cluster owns the features of one block, its block of rank r the r-th slice of K.
+// M <= 8 * ColumnTiles. A block's warps split its slice of K into parts and its features among the rest of them. A cluster owns
+// the features of one block, its block of rank r the r-th slice of K.
 template <typename Form, typename Format, typename Rows, typename Out, int ColumnTiles>
 __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
-    project(const Format format, const Shape shape, Rows rows, Out *__restrict__ y) {
+    project(const __grid_constant__ Matrices<Format, Out> matrices, const Shape shape, Rows rows) {
     if constexpr (!COMPILED<Format>) return;
     constexpr int TILE_K = Format::TILE_K, LANE_K = TILE_K / 4;
     constexpr int GROUPS = Form::GROUPS, IN_FLIGHT = Form::IN_FLIGHT, FEATURES = Form::FEATURES;
@@ -138,8 +160,14 @@ __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
     cluster_arrive_relaxed();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % PARTS, n_warp = warp / PARTS;
     const int g = lane / 4, t = lane % 4;
-    const int64_t block_group = static_cast<int64_t>(blockIdx.x >> shape.slice_bits) * (Form::N_WARPS * GROUPS);
-    const int64_t last_group = (shape.N - 1) / GROUP;
+    const int cluster = blockIdx.x >> shape.slice_bits;
+    int which = 0;
+#pragma unroll
+    for (int i = 1; i < MAX_MATRICES; i++) which += cluster >= matrices.first[i];
+    const Matrix<Format, Out> &matrix = matrices.all[which];
+    const Format &format = matrix.format;
+    const int64_t block_group = static_cast<int64_t>(cluster - matrices.first[which]) * (Form::N_WARPS * GROUPS);
+    const int64_t last_group = (matrix.N - 1) / GROUP;
     const int64_t tiles = (shape.K + TILE_K - 1) / TILE_K;
     const int begin = static_cast<int>((tiles * rank) >> shape.slice_bits);
     const int end = static_cast<int>((tiles * (rank + 1)) >> shape.slice_bits);
@@ -243,21 +271,22 @@ __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
     for (unsigned index = threadIdx.x; index < static_cast<unsigned>(finishes * shape.M); index += Form::THREADS) {
         const unsigned m = (index << shape.slice_bits) / FEATURES, feature = (rank - m) * finishes + index;
         const int64_t n = block_group * GROUP + feature;
-        if (n >= shape.N) continue;
+        if (n >= matrix.N) continue;
         float total = whole[index];
 #pragma unroll 1
         for (int slice = 1; slice < slices; slice++)
             total = __fadd_rn(total, whole[slice * shape.M * finishes + index]);
         const float result = format.finish(total, rows, m, n);
-        if constexpr (ROUNDED<Format>) y[m * shape.N + n] = from_bf16<Out>(__float2bfloat16_rn(result));
-        else y[m * shape.N + n] = from_float<Out>(result);
+        Out &y = matrix.y[m * matrix.N + n];
+        if constexpr (ROUNDED<Format>) y = from_bf16<Out>(__float2bfloat16_rn(result));
+        else y = from_float<Out>(result);
     }
 }
 
 // A kernel and what its launch must know of its form.
 template <typename Format, typename Rows, typename Out>
 struct Kernel {
-    void (*function)(Format, Shape, Rows, Out *);
+    void (*function)(Matrices<Format, Out>, Shape, Rows);
     int threads, features;
 };
 
@@ -270,6 +299,14 @@ Kernel<Format, Rows, Out> kernel() {
 inline bool takes(int64_t m, int64_t n, int64_t k) { return m >= 1 && m <= MAX_ROWS && n >= 1 && k >= 1; }
 
 inline int64_t groups(int64_t n) { return (n + GROUP - 1) / GROUP; }
+
+// Row groups of all matrices of a launch: what forms and slices are chosen by.
+template <typename Format, typename Out>
+int64_t groups(const Matrices<Format, Out> &matrices) {
+    int64_t sum = 0;
+    for (int i = 0; i < matrices.count; i++) sum += groups(matrices.all[i].N);
+    return sum;
+}
 
 // Shared memory of at most what every architecture has.
 constexpr int64_t MAX_SHARED = 96 << 10;
@@ -296,13 +333,27 @@ inline cudaError_t share_evenly(int64_t blocks, int64_t *shared) {
     return cudaSuccess;
 }
 
+// Gives each matrix its clusters; returns how many there are, or 0 where a matrix is too large for a lane's indexes.
+template <typename Format, typename Out>
+int64_t place(Matrices<Format, Out> &matrices, int features, int64_t k) {
+    int64_t clusters = 0;
+    for (int i = 0; i < MAX_MATRICES; i++) {
+        matrices.first[i] = i < matrices.count ? static_cast<int>(clusters) : INT_MAX;
+        if (i >= matrices.count) continue;
+        const int64_t n = matrices.all[i].N;
+        if (groups(n) * ((k + Format::TILE_K - 1) / Format::TILE_K) > MAX_TILES) return 0;
+        clusters += (n + features - 1) / features;
+    }
+    return clusters;
+}
+
 // `rows_bytes` is what the rows take of shared memory.
 template <typename Format, typename Rows, typename Out>
-cudaError_t launch(const Kernel<Format, Rows, Out> &kernel, const Format &format, const Rows &rows, int64_t rows_bytes, Out *y,
-                   int64_t m, int64_t n, int64_t k, int slices, bool overlap, cudaStream_t stream) {
+cudaError_t launch(const Kernel<Format, Rows, Out> &kernel, Matrices<Format, Out> matrices, const Rows &rows, int64_t rows_bytes,
+                   int64_t m, int64_t k, int slices, bool overlap, cudaStream_t stream) {
     int64_t shared = rows_bytes + (PARTS + 1) * kernel.features * m * static_cast<int64_t>(sizeof(float));
-    const int64_t blocks = (n + kernel.features - 1) / kernel.features * slices;
-    if (shared > MAX_SHARED || groups(n) * ((k + Format::TILE_K - 1) / Format::TILE_K) > MAX_TILES) return cudaErrorInvalidValue;
+    const int64_t blocks = place(matrices, kernel.features, k) * slices;
+    if (shared > MAX_SHARED || blocks == 0) return cudaErrorInvalidValue;
     const cudaError_t error = share_evenly(blocks, &shared);
     if (error != cudaSuccess) return error;
     Launch launch = {};
@@ -312,8 +363,8 @@ cudaError_t launch(const Kernel<Format, Rows, Out> &kernel, const Format &format
     launch.shared = static_cast<size_t>(shared);
     launch.overlap = overlap;
     launch.stream = stream;
-    const Shape shape = {n, k, static_cast<int>(m), __builtin_ctz(slices), static_cast<int>(rows_bytes)};
-    return launch_kernel(launch, kernel.function, format, shape, rows, y);
+    const Shape shape = {k, static_cast<int>(m), __builtin_ctz(slices), static_cast<int>(rows_bytes)};
+    return launch_kernel(launch, kernel.function, matrices, shape, rows);
 }
 
 // Loads a kernel into the current context, and lets it have all of a block's shared memory.

@@ -18,18 +18,25 @@ namespace {
 
 enum class DType { F32, F16, BF16 };
 
-// y[m, n] = bf16(global * globals[m] * sum over k of w[n, k] * xq[m, k] + bias[n]), where w and xq are E2M1 times E4M3 and xq is
-// bf16(x[m, k]) * inverse_balance[k] quantised.
-struct Call {
+// A matrix of weights, and where the rows go that it makes.
+struct Matrix {
     PackedWeights weights;
-    float global;                  // of the weights
+    float global;  // of the weights
+    void *y;       // [M, N]
+    int64_t n;
+};
+
+// y[m, n] = bf16(global * globals[m] * sum over k of w[n, k] * xq[m, k] + bias[n]) for each matrix, where w and xq are E2M1 times
+// E4M3 and xq is bf16(x[m, k]) * inverse_balance[k] quantised.
+struct Call {
+    Matrix matrices[decode_band::MAX_MATRICES];
+    int count;                     // of matrices
     const float *inverse_balance;  // [K], or null
     bool single_level;             // whether the rows' global scales are 1
     const void *x;                 // [M, K]
-    void *y;                       // [M, N]
     void *scratch;                 // scratch_bytes of it for calls of up to `chunk` rows
     int64_t chunk;                 // rows that are taken at a time, at least those of the decode band
-    int64_t m, n, k;               // k a multiple of 16
+    int64_t m, k;                  // k a multiple of 16
     DType dtype;                   // of x and y
     bool clusters;                 // whether the device has thread-block clusters: sm_90 on
     int multiprocessors;           // where the prefill band is to take more rows than a few, their number, else 0
@@ -51,24 +58,48 @@ inline int64_t scratch_bytes(int64_t m, int64_t k, int multiprocessors) {
     return prefill < decode ? decode : prefill;
 }
 
+inline nvfp4_decode::Format format_of(const Matrix &matrix, nvfp4_decode::Format) {
+    nvfp4_decode::Format format;
+    static_cast<PackedWeights &>(format) = matrix.weights;
+    format.global = matrix.global;
+    return format;
+}
+
+inline nvfp4_native::Format format_of(const Matrix &matrix, nvfp4_native::Format) {
+    const PackedWeights &weights = matrix.weights;
+    return {weights.codes, reinterpret_cast<const uint32_t *>(weights.scales), weights.bias, matrix.global};
+}
+
+// The matrices of a call, whose results start with row `first`.
+template <typename Format, typename T>
+decode_band::Matrices<Format, T> matrices_of(const Call &call, int64_t first) {
+    decode_band::Matrices<Format, T> matrices = {};
+    for (; matrices.count < call.count; matrices.count++) {
+        const Matrix &matrix = call.matrices[matrices.count];
+        matrices.all[matrices.count] = {format_of(matrix, Format()), static_cast<T *>(matrix.y) + first * matrix.n, matrix.n};
+    }
+    return matrices;
+}
+
 // Rows `first` on of a call, m of them.
 template <typename T>
 cudaError_t project_rows(const Call &call, int64_t first, int64_t m, cudaStream_t stream) {
     const Rows<T> rows = {static_cast<const T *>(call.x) + first * call.k, call.inverse_balance, call.k, call.single_level};
-    T *y = static_cast<T *>(call.y) + first * call.n;
-    if (prefills(m, call.multiprocessors))
-        return nvfp4_prefill::launch(call.weights, call.global, rows, y, call.scratch, m, call.n, call.multiprocessors, stream);
-    const nvfp4_decode::Scratch scratch(call.scratch, call.k);
-    if (call.native) {
-        const PackedWeights &weights = call.weights;
-        const nvfp4_native::Format format = {weights.codes, reinterpret_cast<const uint32_t *>(weights.scales), weights.bias,
-                                             call.global};
-        return nvfp4_native::launch(format, rows, y, scratch, m, call.n, call.clusters, call.overlap, stream);
+    if (prefills(m, call.multiprocessors)) {
+        for (int i = 0; i < call.count; i++) {
+            const Matrix &matrix = call.matrices[i];
+            const cudaError_t error =
+                nvfp4_prefill::launch(matrix.weights, matrix.global, rows, static_cast<T *>(matrix.y) + first * matrix.n,
+                                      call.scratch, m, matrix.n, call.multiprocessors, stream);
+            if (error != cudaSuccess) return error;
+        }
+        return cudaSuccess;
     }
-    nvfp4_decode::Format format;
-    static_cast<PackedWeights &>(format) = call.weights;
-    format.global = call.global;
-    return nvfp4_decode::launch(format, rows, y, scratch, m, call.n, call.clusters, call.overlap, stream);
+    const nvfp4_decode::Scratch scratch(call.scratch, call.k);
+    return call.native ? nvfp4_native::launch(matrices_of<nvfp4_native::Format, T>(call, first), rows, scratch, m, call.clusters,
+                                              call.overlap, stream)
+                       : nvfp4_decode::launch(matrices_of<nvfp4_decode::Format, T>(call, first), rows, scratch, m, call.clusters,
+                                              call.overlap, stream);
 }
 
 template <typename T>
@@ -85,7 +116,9 @@ cudaError_t project(const Call &call, cudaStream_t stream) {
 
 inline cudaError_t project(const Call &call, cudaStream_t stream) {
     const bool blocks = call.k >= BLOCK && call.k % BLOCK == 0;
-    if (!blocks || call.m < 1 || call.n < 1 || call.chunk < decode_band::MAX_ROWS) return cudaErrorInvalidValue;
+    if (!blocks || call.m < 1 || call.chunk < decode_band::MAX_ROWS) return cudaErrorInvalidValue;
+    for (int i = 0; i < call.count; i++)
+        if (call.matrices[i].n < 1) return cudaErrorInvalidValue;
     switch (call.dtype) {
         case DType::F32: return project<float>(call, stream);
         case DType::F16: return project<__half>(call, stream);

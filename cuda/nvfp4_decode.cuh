@@ -230,22 +230,21 @@ struct Format : PackedWeights {
     }
 };
 
-// Into how many slices K is cut: more where N alone gives too few blocks to keep the memory bus busy. By N alone, so that the
-// order of a sum does not depend on M.
-inline int slices(int64_t n) {
-    const int64_t groups = decode_band::groups(n);
-    return groups <= 64 ? 8 : groups <= 512 ? 4 : groups <= 2048 ? 2 : 1;
+// Into how many slices K is cut: more where the row groups alone give too few blocks to keep the memory bus busy. By them alone, so
+// that the order of a sum does not depend on M.
+inline int slices(int64_t groups) {
+    return groups <= 64 ? 8 : groups <= 512 ? 4 : groups <= 1188 ? 2 : 1;
 }
 
 // The fastest forms of those that were measured on an H200.
 //
-// One row: few blocks of many features, so that few quantise it. With very many blocks even that is too much, and the quantiser
-// does it.
+// One row: few blocks of many features, one a multiprocessor, so that few quantise it. With very many blocks even that is too much,
+// and the quantiser does it.
 template <typename T>
-auto choose_own(int64_t n) {
+auto choose_own(int64_t groups) {
     const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 1, Format, OwnRow<T, false>, T>(); };
-    return decode_band::groups(n) <= 960 ? kernel(Form<6, 2, 1, Tail::Skip>())
-                                          : kernel(Form<6, 3, 1, Tail::Skip, Activations::Early, 0, 8>());
+    if (groups <= 792) return kernel(Form<6, 2, 1, Tail::Skip>());
+    return groups <= 1056 ? kernel(Form<8, 2, 1, Tail::Skip>()) : kernel(Form<6, 3, 1, Tail::Skip, Activations::Early, 0, 8>());
 }
 
 template <typename T>
@@ -254,32 +253,31 @@ auto kernel_alone() {
 }
 
 // Whether that is the way for this call: its slice fits beside the sums.
-inline bool own_row(int64_t m, int64_t n, int64_t k, int slices) {
-    return m == 1 && decode_band::groups(n) <= 2048 && OwnRow<float, false>::bytes(k, slices) <= decode_band::MAX_SHARED / 2;
+inline bool own_row(int64_t m, int64_t groups, int64_t k, int slices) {
+    return m == 1 && groups <= 2376 && OwnRow<float, false>::bytes(k, slices) <= decode_band::MAX_SHARED / 2;
 }
 
 template <typename T, bool Alone>
-cudaError_t launch_own(const decode_band::Kernel<Format, OwnRow<T, Alone>, T> &kernel, const Format &format, const Rows<T> &rows,
-                       T *y, int64_t n, int slices, bool overlap, cudaStream_t stream) {
+cudaError_t launch_own(const decode_band::Kernel<Format, OwnRow<T, Alone>, T> &kernel,
+                       const decode_band::Matrices<Format, T> &matrices, const Rows<T> &rows, int slices, bool overlap,
+                       cudaStream_t stream) {
     OwnRow<T, Alone> own;
     own.rows = rows;
     const int64_t bytes = OwnRow<T, Alone>::bytes(rows.K, slices);
-    return decode_band::launch(kernel, format, own, bytes, y, 1, n, rows.K, slices, overlap, stream);
+    return decode_band::launch(kernel, matrices, own, bytes, 1, rows.K, slices, overlap, stream);
 }
 
 template <typename T>
-auto choose_narrow(int64_t n) {
+auto choose_narrow(int64_t groups) {
     const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 1, Format, QuantisedRows<1>, T>(); };
-    const int64_t groups = decode_band::groups(n);
     if (groups <= 64) return kernel(Form<2, 1, 3, Tail::Skip>());
     if (groups <= 512) return kernel(Form<3, 2, 1, Tail::Skip, Activations::Early, 0, 8>());
     return groups <= 2048 ? kernel(Form<3, 2, 1, Tail::Skip>()) : kernel(Form<2, 3, 1, Tail::Skip>());
 }
 
 template <typename T>
-auto choose_wide(int64_t n) {
+auto choose_wide(int64_t groups) {
     const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 2, Format, QuantisedRows<2>, T>(); };
-    const int64_t groups = decode_band::groups(n);
     if (groups <= 64) return kernel(Form<1, 1, 3, Tail::Skip>());
     if (groups <= 960) return kernel(Form<3, 2, 1, Tail::Skip>());
     return groups <= 2048 ? kernel(Form<2, 3, 1, Tail::Skip, Activations::Late>())
@@ -311,24 +309,24 @@ cudaError_t launch_quantiser(const Rows<T> &rows, const Scratch &scratch, int64_
     return launch_kernel(launch, quantise<Fragments, T>, rows, launch.cluster, column_tiles, scratch.rows, scratch.globals);
 }
 
-// Queues the quantiser, where there is one, and the projection: y [M, N] of x [M, K], M up to 16, K a multiple of 16.
+// Queues the quantiser, where there is one, and the projection of x [M, K] by all matrices, M up to 16, K a multiple of 16.
 template <typename T>
-cudaError_t launch(const Format &format, const Rows<T> &rows, T *y, const Scratch &scratch, int64_t m, int64_t n, bool clusters,
-                   bool overlap, cudaStream_t stream) {
-    const int64_t k = rows.K;
-    const int cut = clusters ? slices(n) : 1;
-    if (own_row(m, n, k, cut))
-        return decode_band::groups(n) <= 64 ? launch_own(kernel_alone<T>(), format, rows, y, n, cut, overlap, stream)
-                                            : launch_own(choose_own<T>(n), format, rows, y, n, cut, overlap, stream);
+cudaError_t launch(const decode_band::Matrices<Format, T> &matrices, const Rows<T> &rows, const Scratch &scratch, int64_t m,
+                   bool clusters, bool overlap, cudaStream_t stream) {
+    const int64_t k = rows.K, groups = decode_band::groups(matrices);
+    const int cut = clusters ? slices(groups) : 1;
+    if (own_row(m, groups, k, cut))
+        return groups <= 64 ? launch_own(kernel_alone<T>(), matrices, rows, cut, overlap, stream)
+                            : launch_own(choose_own<T>(groups), matrices, rows, cut, overlap, stream);
     const int column_tiles = m > decode_band::COLUMNS ? 2 : 1;
     const cudaError_t error = launch_quantiser<Bf16Fragments>(rows, scratch, m, column_tiles, clusters, overlap, stream);
     if (error != cudaSuccess) return error;
     if (column_tiles == 2) {
         const QuantisedRows<2> quantised = {scratch.rows, scratch.globals};
-        return decode_band::launch(choose_wide<T>(n), format, quantised, 0, y, m, n, k, cut, overlap, stream);
+        return decode_band::launch(choose_wide<T>(groups), matrices, quantised, 0, m, k, cut, overlap, stream);
     }
     const QuantisedRows<1> quantised = {scratch.rows, scratch.globals};
-    return decode_band::launch(choose_narrow<T>(n), format, quantised, 0, y, m, n, k, cut, overlap, stream);
+    return decode_band::launch(choose_narrow<T>(groups), matrices, quantised, 0, m, k, cut, overlap, stream);
 }
 
 // Loads every kernel that `launch` may choose into the current context.
@@ -336,11 +334,10 @@ template <typename T>
 cudaError_t prepare() {
     cudaError_t error = decode_band::load(quantise<Bf16Fragments, T>);
     if (error == cudaSuccess) error = decode_band::load(kernel_alone<T>().function);
-    for (int64_t groups : {1, 65, 513, 961, 2049}) {
-        const int64_t n = groups * decode_band::GROUP;
-        if (error == cudaSuccess) error = decode_band::load(choose_own<T>(n).function);
-        if (error == cudaSuccess) error = decode_band::load(choose_narrow<T>(n).function);
-        if (error == cudaSuccess) error = decode_band::load(choose_wide<T>(n).function);
+    for (int64_t groups : {1, 65, 513, 793, 961, 2049}) {
+        if (error == cudaSuccess) error = decode_band::load(choose_own<T>(groups).function);
+        if (error == cudaSuccess) error = decode_band::load(choose_narrow<T>(groups).function);
+        if (error == cudaSuccess) error = decode_band::load(choose_wide<T>(groups).function);
     }
     return error;
 }

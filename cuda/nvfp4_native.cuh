@@ -164,21 +164,22 @@ auto kernel() {
     return decode_band::kernel<Form, ColumnTiles, Format, QuantisedRows<ColumnTiles>, T>();
 }
 
-// Queues the quantiser and the projection: y [M, N] of x [M, K], M up to 16, K a multiple of 16.
+// Queues the quantiser and the projection of x [M, K] by all matrices, M up to 16, K a multiple of 16.
 template <typename T>
-cudaError_t launch(const Format &format, const Rows<T> &rows, T *y, const Scratch &scratch, int64_t m, int64_t n, bool clusters,
-                   bool overlap, cudaStream_t stream) {
+cudaError_t launch(const decode_band::Matrices<Format, T> &matrices, const Rows<T> &rows, const Scratch &scratch, int64_t m,
+                   bool clusters, bool overlap, cudaStream_t stream) {
     const int64_t k = rows.K;
-    const int column_tiles = m > decode_band::COLUMNS ? 2 : 1, slices = clusters ? nvfp4_decode::slices(n) : 1;
+    const int column_tiles = m > decode_band::COLUMNS ? 2 : 1;
+    const int slices = clusters ? nvfp4_decode::slices(decode_band::groups(matrices)) : 1;
     const cudaError_t error =
         nvfp4_decode::launch_quantiser<Fragments>(rows, scratch, m, column_tiles, clusters, overlap, stream);
     if (error != cudaSuccess) return error;
     if (column_tiles == 2) {
         const QuantisedRows<2> quantised = {scratch.rows, scratch.globals};
-        return decode_band::launch(kernel<2, T>(), format, quantised, 0, y, m, n, k, slices, overlap, stream);
+        return decode_band::launch(kernel<2, T>(), matrices, quantised, 0, m, k, slices, overlap, stream);
     }
     const QuantisedRows<1> quantised = {scratch.rows, scratch.globals};
-    return decode_band::launch(kernel<1, T>(), format, quantised, 0, y, m, n, k, slices, overlap, stream);
+    return decode_band::launch(kernel<1, T>(), matrices, quantised, 0, m, k, slices, overlap, stream);
 }
 
 // Loads every kernel that `launch` may choose into the current context.

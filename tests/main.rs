@@ -31,6 +31,7 @@ mod random;
 mod registry;
 mod seats;
 mod table;
+mod together;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -49,6 +50,7 @@ fn main() {
         balance::trials(),
         seats::trials(),
         graph::trials(),
+        together::trials(),
         faults::trials(),
         #[cfg(kernels_built)]
         gated_delta::trials(),

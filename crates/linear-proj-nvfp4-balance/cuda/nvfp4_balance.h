@@ -18,25 +18,33 @@ enum {
     NVFP4_BALANCE_BF16 = 2,
 };
 
-/* y[m, n] = bf16(global * globals[m] * sum over k of w[n, k] * xq[m, k] + bias[n]), where w and xq are E2M1 times E4M3 and xq is
- * bf16(x[m, k]) * inverse_balance[k], a product in FP32, quantised. All pointers are device addresses aligned to 16 bytes, all
- * tensors row-major and contiguous. */
+enum { NVFP4_BALANCE_MAX_MATRICES = 4 };
+
+/* A matrix of weights, and where the rows go that it makes: y[m, n] = bf16(global * globals[m] * sum over k of w[n, k] * xq[m, k] +
+ * bias[n]), where w and xq are E2M1 times E4M3 and xq is bf16(x[m, k]) * inverse_balance[k], a product in FP32, quantised. All
+ * pointers are device addresses aligned to 16 bytes, all tensors row-major and contiguous. */
 typedef struct {
     const void *codes;            /* E2M1 [ceil(N / 16), ceil(K / 64), 32 lanes, 16 bytes], packed as linear-proj-nvfp4's tiles.rs
                                    * says, or, where native, its native_tiles.rs */
     const void *scales;           /* [ceil(N / 16), ceil(K / 64), 32 lanes, 2], packed likewise */
     const float *bias;            /* [N], or null for none */
+    void *y;                      /* [M, N] of dtype */
+    int64_t n;                    /* at least 1 */
+    float global;                 /* the weights' global scale, a multiplier */
+} nvfp4_balance_matrix;
+
+/* The same rows, quantised once, times each of a few matrices. */
+typedef struct {
+    nvfp4_balance_matrix matrices[NVFP4_BALANCE_MAX_MATRICES];
+    int32_t count;                /* of matrices, at least 1 */
+    int32_t dtype;                /* of x and y, one of the above */
     const float *inverse_balance; /* [K], or null where x comes divided */
     const void *x;                /* [M, K] of dtype */
-    void *y;                      /* [M, N] of dtype */
     void *scratch;                /* as many bytes as nvfp4_balance_scratch_bytes says of `chunk` rows */
     int64_t chunk;                /* rows that are taken at a time, at least 16 */
     int64_t m;                    /* at least 1 */
-    int64_t n;                    /* at least 1 */
     int64_t k;                    /* a multiple of 16 */
-    float global;                 /* the weights' global scale, a multiplier */
     int32_t single_level;         /* whether the rows' global scales are 1 */
-    int32_t dtype;                /* one of the above */
     int32_t clusters;             /* whether the device has thread-block clusters: sm_90 on */
     int32_t multiprocessors;      /* of a device that has the prefill band's code (sm_90a); 0: the decode band takes all rows */
     int32_t native;               /* whether the native kernels are to run (sm_120a); multiprocessors is then 0 */

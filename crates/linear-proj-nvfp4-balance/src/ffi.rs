@@ -19,23 +19,46 @@ pub const NVFP4_BALANCE_F32: _bindgen_ty_1 = 0;
 pub const NVFP4_BALANCE_F16: _bindgen_ty_1 = 1;
 pub const NVFP4_BALANCE_BF16: _bindgen_ty_1 = 2;
 pub type _bindgen_ty_1 = ::std::os::raw::c_uint;
+pub const NVFP4_BALANCE_MAX_MATRICES: _bindgen_ty_2 = 4;
+pub type _bindgen_ty_2 = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct nvfp4_balance_call {
+pub struct nvfp4_balance_matrix {
     pub codes: *const ::std::os::raw::c_void,
     pub scales: *const ::std::os::raw::c_void,
     pub bias: *const f32,
+    pub y: *mut ::std::os::raw::c_void,
+    pub n: i64,
+    pub global: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of nvfp4_balance_matrix"][::std::mem::size_of::<nvfp4_balance_matrix>() - 48usize];
+    ["Alignment of nvfp4_balance_matrix"][::std::mem::align_of::<nvfp4_balance_matrix>() - 8usize];
+    ["Offset of field: nvfp4_balance_matrix::codes"]
+        [::std::mem::offset_of!(nvfp4_balance_matrix, codes) - 0usize];
+    ["Offset of field: nvfp4_balance_matrix::scales"]
+        [::std::mem::offset_of!(nvfp4_balance_matrix, scales) - 8usize];
+    ["Offset of field: nvfp4_balance_matrix::bias"]
+        [::std::mem::offset_of!(nvfp4_balance_matrix, bias) - 16usize];
+    ["Offset of field: nvfp4_balance_matrix::y"][::std::mem::offset_of!(nvfp4_balance_matrix, y) - 24usize];
+    ["Offset of field: nvfp4_balance_matrix::n"][::std::mem::offset_of!(nvfp4_balance_matrix, n) - 32usize];
+    ["Offset of field: nvfp4_balance_matrix::global"]
+        [::std::mem::offset_of!(nvfp4_balance_matrix, global) - 40usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nvfp4_balance_call {
+    pub matrices: [nvfp4_balance_matrix; 4usize],
+    pub count: i32,
+    pub dtype: i32,
     pub inverse_balance: *const f32,
     pub x: *const ::std::os::raw::c_void,
-    pub y: *mut ::std::os::raw::c_void,
     pub scratch: *mut ::std::os::raw::c_void,
     pub chunk: i64,
     pub m: i64,
-    pub n: i64,
     pub k: i64,
-    pub global: f32,
     pub single_level: i32,
-    pub dtype: i32,
     pub clusters: i32,
     pub multiprocessors: i32,
     pub native: i32,
@@ -43,38 +66,33 @@ pub struct nvfp4_balance_call {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of nvfp4_balance_call"][::std::mem::size_of::<nvfp4_balance_call>() - 120usize];
+    ["Size of nvfp4_balance_call"][::std::mem::size_of::<nvfp4_balance_call>() - 272usize];
     ["Alignment of nvfp4_balance_call"][::std::mem::align_of::<nvfp4_balance_call>() - 8usize];
-    ["Offset of field: nvfp4_balance_call::codes"]
-        [::std::mem::offset_of!(nvfp4_balance_call, codes) - 0usize];
-    ["Offset of field: nvfp4_balance_call::scales"]
-        [::std::mem::offset_of!(nvfp4_balance_call, scales) - 8usize];
-    ["Offset of field: nvfp4_balance_call::bias"][::std::mem::offset_of!(nvfp4_balance_call, bias) - 16usize];
-    ["Offset of field: nvfp4_balance_call::inverse_balance"]
-        [::std::mem::offset_of!(nvfp4_balance_call, inverse_balance) - 24usize];
-    ["Offset of field: nvfp4_balance_call::x"][::std::mem::offset_of!(nvfp4_balance_call, x) - 32usize];
-    ["Offset of field: nvfp4_balance_call::y"][::std::mem::offset_of!(nvfp4_balance_call, y) - 40usize];
-    ["Offset of field: nvfp4_balance_call::scratch"]
-        [::std::mem::offset_of!(nvfp4_balance_call, scratch) - 48usize];
-    ["Offset of field: nvfp4_balance_call::chunk"]
-        [::std::mem::offset_of!(nvfp4_balance_call, chunk) - 56usize];
-    ["Offset of field: nvfp4_balance_call::m"][::std::mem::offset_of!(nvfp4_balance_call, m) - 64usize];
-    ["Offset of field: nvfp4_balance_call::n"][::std::mem::offset_of!(nvfp4_balance_call, n) - 72usize];
-    ["Offset of field: nvfp4_balance_call::k"][::std::mem::offset_of!(nvfp4_balance_call, k) - 80usize];
-    ["Offset of field: nvfp4_balance_call::global"]
-        [::std::mem::offset_of!(nvfp4_balance_call, global) - 88usize];
-    ["Offset of field: nvfp4_balance_call::single_level"]
-        [::std::mem::offset_of!(nvfp4_balance_call, single_level) - 92usize];
+    ["Offset of field: nvfp4_balance_call::matrices"]
+        [::std::mem::offset_of!(nvfp4_balance_call, matrices) - 0usize];
+    ["Offset of field: nvfp4_balance_call::count"]
+        [::std::mem::offset_of!(nvfp4_balance_call, count) - 192usize];
     ["Offset of field: nvfp4_balance_call::dtype"]
-        [::std::mem::offset_of!(nvfp4_balance_call, dtype) - 96usize];
+        [::std::mem::offset_of!(nvfp4_balance_call, dtype) - 196usize];
+    ["Offset of field: nvfp4_balance_call::inverse_balance"]
+        [::std::mem::offset_of!(nvfp4_balance_call, inverse_balance) - 200usize];
+    ["Offset of field: nvfp4_balance_call::x"][::std::mem::offset_of!(nvfp4_balance_call, x) - 208usize];
+    ["Offset of field: nvfp4_balance_call::scratch"]
+        [::std::mem::offset_of!(nvfp4_balance_call, scratch) - 216usize];
+    ["Offset of field: nvfp4_balance_call::chunk"]
+        [::std::mem::offset_of!(nvfp4_balance_call, chunk) - 224usize];
+    ["Offset of field: nvfp4_balance_call::m"][::std::mem::offset_of!(nvfp4_balance_call, m) - 232usize];
+    ["Offset of field: nvfp4_balance_call::k"][::std::mem::offset_of!(nvfp4_balance_call, k) - 240usize];
+    ["Offset of field: nvfp4_balance_call::single_level"]
+        [::std::mem::offset_of!(nvfp4_balance_call, single_level) - 248usize];
     ["Offset of field: nvfp4_balance_call::clusters"]
-        [::std::mem::offset_of!(nvfp4_balance_call, clusters) - 100usize];
+        [::std::mem::offset_of!(nvfp4_balance_call, clusters) - 252usize];
     ["Offset of field: nvfp4_balance_call::multiprocessors"]
-        [::std::mem::offset_of!(nvfp4_balance_call, multiprocessors) - 104usize];
+        [::std::mem::offset_of!(nvfp4_balance_call, multiprocessors) - 256usize];
     ["Offset of field: nvfp4_balance_call::native"]
-        [::std::mem::offset_of!(nvfp4_balance_call, native) - 108usize];
+        [::std::mem::offset_of!(nvfp4_balance_call, native) - 260usize];
     ["Offset of field: nvfp4_balance_call::overlap"]
-        [::std::mem::offset_of!(nvfp4_balance_call, overlap) - 112usize];
+        [::std::mem::offset_of!(nvfp4_balance_call, overlap) - 264usize];
 };
 unsafe extern "C" {
     pub fn nvfp4_balance_prepare(

@@ -10,17 +10,22 @@ extern "C" int64_t nvfp4_dynamic_scratch_bytes(int64_t m, int64_t k, int multipr
 }
 
 extern "C" int nvfp4_dynamic_project(const nvfp4_dynamic_call *call, cudaStream_t stream) {
+    if (call->count < 1 || call->count > NVFP4_DYNAMIC_MAX_MATRICES) return cudaErrorInvalidValue;
     nvfp4::Call shared = {};
-    shared.weights = {static_cast<const uint4 *>(call->codes), static_cast<const unsigned short *>(call->scales), call->bias};
-    shared.global = call->global;
+    for (; shared.count < call->count; shared.count++) {
+        const nvfp4_dynamic_matrix &matrix = call->matrices[shared.count];
+        shared.matrices[shared.count] = {
+            {static_cast<const uint4 *>(matrix.codes), static_cast<const unsigned short *>(matrix.scales), matrix.bias},
+            matrix.global,
+            matrix.y,
+            matrix.n};
+    }
     shared.inverse_balance = nullptr;
     shared.single_level = call->single_level != 0;
     shared.x = call->x;
-    shared.y = call->y;
     shared.scratch = call->scratch;
     shared.chunk = call->chunk;
     shared.m = call->m;
-    shared.n = call->n;
     shared.k = call->k;
     shared.dtype = static_cast<nvfp4::DType>(call->dtype);
     shared.clusters = call->clusters != 0;

@@ -5,8 +5,9 @@ use std::ffi::CStr;
 use std::ptr;
 
 use device::CudaDevice;
+use linear_proj::decode_band::MAX_MATRICES;
 use linear_proj::{Bind, BoundProj, CudaArm, Options, RowType};
-use linear_proj_nvfp4::{Call, CudaForm, Launcher, Quantized, RowQuantiser};
+use linear_proj_nvfp4::{Call, CudaForm, Launcher, Matrix, Quantized, RowQuantiser};
 use structure_core::{Kernels, Receipt, Refusal};
 
 use crate::{ENTRY, KERNELS, ffi};
@@ -25,6 +26,8 @@ pub(crate) fn arm(
     Ok(Box::new(CudaArm::bind(form, &stream, bind, &ENTRY, receipt)?))
 }
 
+const _: () = assert!(MAX_MATRICES == ffi::NVFP4_DYNAMIC_MAX_MATRICES as usize);
+
 /// The C functions of `cuda/nvfp4_dynamic.h`.
 struct Launchers;
 
@@ -41,36 +44,47 @@ impl Launcher for Launchers {
         unsafe { ffi::nvfp4_dynamic_scratch_bytes(m as i64, k as i64, multiprocessors as i32) as usize }
     }
 
-    fn project(call: &Call<'_>) -> Result<(), Refusal> {
+    fn project(matrices: &[Matrix<'_>], call: &Call<'_>) -> Result<(), Refusal> {
         let dtype = match call.dtype {
             RowType::F32 => ffi::NVFP4_DYNAMIC_F32,
             RowType::F16 => ffi::NVFP4_DYNAMIC_F16,
             RowType::BF16 => ffi::NVFP4_DYNAMIC_BF16,
         };
-        let arguments = ffi::nvfp4_dynamic_call {
-            codes: call.codes.pointer() as *const _,
-            scales: call.scales.pointer() as *const _,
-            bias: call.bias.map_or(ptr::null(), |bias| bias.pointer() as *const _),
+        let Some((first, others)) = matrices.split_first() else { return Ok(()) };
+        let mut arguments = ffi::nvfp4_dynamic_call {
+            matrices: [matrix(first); MAX_MATRICES],
+            count: 1 + others.len() as i32,
+            dtype: dtype as i32,
             x: call.x.pointer() as *const _,
-            y: call.y.pointer() as *mut _,
             scratch: call.scratch.pointer() as *mut _,
             chunk: call.chunk as i64,
-            global: call.global,
-            single_level: call.single_level.into(),
             m: call.m as i64,
-            n: call.n as i64,
             k: call.k as i64,
-            dtype: dtype as i32,
+            single_level: call.single_level.into(),
             clusters: call.clusters.into(),
             multiprocessors: call.multiprocessors as i32,
             native: call.native.into(),
             overlap: call.stream.overlap().into(),
         };
-        // SAFETY: the pointers are device memory of this device with the lengths that a `Call` promises; they are borrowed for
-        // the call, and a view's contract holds until the stream's work is done.
+        for (argument, other) in arguments.matrices[1..].iter_mut().zip(others) {
+            *argument = matrix(other);
+        }
+        // SAFETY: the pointers are device memory of this device with the lengths that a `Matrix` and a `Call` promise; they are
+        // borrowed for the call, and a view's contract holds until the stream's work is done.
         check("nvfp4_dynamic_project", unsafe {
             ffi::nvfp4_dynamic_project(&arguments, call.stream.raw().cast())
         })
+    }
+}
+
+fn matrix(matrix: &Matrix<'_>) -> ffi::nvfp4_dynamic_matrix {
+    ffi::nvfp4_dynamic_matrix {
+        codes: matrix.codes.pointer() as *const _,
+        scales: matrix.scales.pointer() as *const _,
+        bias: matrix.bias.map_or(ptr::null(), |bias| bias.pointer() as *const _),
+        y: matrix.y.pointer() as *mut _,
+        n: matrix.n as i64,
+        global: matrix.global,
     }
 }
 

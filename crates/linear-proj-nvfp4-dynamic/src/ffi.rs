@@ -19,22 +19,45 @@ pub const NVFP4_DYNAMIC_F32: _bindgen_ty_1 = 0;
 pub const NVFP4_DYNAMIC_F16: _bindgen_ty_1 = 1;
 pub const NVFP4_DYNAMIC_BF16: _bindgen_ty_1 = 2;
 pub type _bindgen_ty_1 = ::std::os::raw::c_uint;
+pub const NVFP4_DYNAMIC_MAX_MATRICES: _bindgen_ty_2 = 4;
+pub type _bindgen_ty_2 = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct nvfp4_dynamic_call {
+pub struct nvfp4_dynamic_matrix {
     pub codes: *const ::std::os::raw::c_void,
     pub scales: *const ::std::os::raw::c_void,
     pub bias: *const f32,
-    pub x: *const ::std::os::raw::c_void,
     pub y: *mut ::std::os::raw::c_void,
+    pub n: i64,
+    pub global: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of nvfp4_dynamic_matrix"][::std::mem::size_of::<nvfp4_dynamic_matrix>() - 48usize];
+    ["Alignment of nvfp4_dynamic_matrix"][::std::mem::align_of::<nvfp4_dynamic_matrix>() - 8usize];
+    ["Offset of field: nvfp4_dynamic_matrix::codes"]
+        [::std::mem::offset_of!(nvfp4_dynamic_matrix, codes) - 0usize];
+    ["Offset of field: nvfp4_dynamic_matrix::scales"]
+        [::std::mem::offset_of!(nvfp4_dynamic_matrix, scales) - 8usize];
+    ["Offset of field: nvfp4_dynamic_matrix::bias"]
+        [::std::mem::offset_of!(nvfp4_dynamic_matrix, bias) - 16usize];
+    ["Offset of field: nvfp4_dynamic_matrix::y"][::std::mem::offset_of!(nvfp4_dynamic_matrix, y) - 24usize];
+    ["Offset of field: nvfp4_dynamic_matrix::n"][::std::mem::offset_of!(nvfp4_dynamic_matrix, n) - 32usize];
+    ["Offset of field: nvfp4_dynamic_matrix::global"]
+        [::std::mem::offset_of!(nvfp4_dynamic_matrix, global) - 40usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nvfp4_dynamic_call {
+    pub matrices: [nvfp4_dynamic_matrix; 4usize],
+    pub count: i32,
+    pub dtype: i32,
+    pub x: *const ::std::os::raw::c_void,
     pub scratch: *mut ::std::os::raw::c_void,
     pub chunk: i64,
     pub m: i64,
-    pub n: i64,
     pub k: i64,
-    pub global: f32,
     pub single_level: i32,
-    pub dtype: i32,
     pub clusters: i32,
     pub multiprocessors: i32,
     pub native: i32,
@@ -42,36 +65,31 @@ pub struct nvfp4_dynamic_call {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of nvfp4_dynamic_call"][::std::mem::size_of::<nvfp4_dynamic_call>() - 112usize];
+    ["Size of nvfp4_dynamic_call"][::std::mem::size_of::<nvfp4_dynamic_call>() - 264usize];
     ["Alignment of nvfp4_dynamic_call"][::std::mem::align_of::<nvfp4_dynamic_call>() - 8usize];
-    ["Offset of field: nvfp4_dynamic_call::codes"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, codes) - 0usize];
-    ["Offset of field: nvfp4_dynamic_call::scales"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, scales) - 8usize];
-    ["Offset of field: nvfp4_dynamic_call::bias"][::std::mem::offset_of!(nvfp4_dynamic_call, bias) - 16usize];
-    ["Offset of field: nvfp4_dynamic_call::x"][::std::mem::offset_of!(nvfp4_dynamic_call, x) - 24usize];
-    ["Offset of field: nvfp4_dynamic_call::y"][::std::mem::offset_of!(nvfp4_dynamic_call, y) - 32usize];
-    ["Offset of field: nvfp4_dynamic_call::scratch"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, scratch) - 40usize];
-    ["Offset of field: nvfp4_dynamic_call::chunk"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, chunk) - 48usize];
-    ["Offset of field: nvfp4_dynamic_call::m"][::std::mem::offset_of!(nvfp4_dynamic_call, m) - 56usize];
-    ["Offset of field: nvfp4_dynamic_call::n"][::std::mem::offset_of!(nvfp4_dynamic_call, n) - 64usize];
-    ["Offset of field: nvfp4_dynamic_call::k"][::std::mem::offset_of!(nvfp4_dynamic_call, k) - 72usize];
-    ["Offset of field: nvfp4_dynamic_call::global"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, global) - 80usize];
-    ["Offset of field: nvfp4_dynamic_call::single_level"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, single_level) - 84usize];
+    ["Offset of field: nvfp4_dynamic_call::matrices"]
+        [::std::mem::offset_of!(nvfp4_dynamic_call, matrices) - 0usize];
+    ["Offset of field: nvfp4_dynamic_call::count"]
+        [::std::mem::offset_of!(nvfp4_dynamic_call, count) - 192usize];
     ["Offset of field: nvfp4_dynamic_call::dtype"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, dtype) - 88usize];
+        [::std::mem::offset_of!(nvfp4_dynamic_call, dtype) - 196usize];
+    ["Offset of field: nvfp4_dynamic_call::x"][::std::mem::offset_of!(nvfp4_dynamic_call, x) - 200usize];
+    ["Offset of field: nvfp4_dynamic_call::scratch"]
+        [::std::mem::offset_of!(nvfp4_dynamic_call, scratch) - 208usize];
+    ["Offset of field: nvfp4_dynamic_call::chunk"]
+        [::std::mem::offset_of!(nvfp4_dynamic_call, chunk) - 216usize];
+    ["Offset of field: nvfp4_dynamic_call::m"][::std::mem::offset_of!(nvfp4_dynamic_call, m) - 224usize];
+    ["Offset of field: nvfp4_dynamic_call::k"][::std::mem::offset_of!(nvfp4_dynamic_call, k) - 232usize];
+    ["Offset of field: nvfp4_dynamic_call::single_level"]
+        [::std::mem::offset_of!(nvfp4_dynamic_call, single_level) - 240usize];
     ["Offset of field: nvfp4_dynamic_call::clusters"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, clusters) - 92usize];
+        [::std::mem::offset_of!(nvfp4_dynamic_call, clusters) - 244usize];
     ["Offset of field: nvfp4_dynamic_call::multiprocessors"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, multiprocessors) - 96usize];
+        [::std::mem::offset_of!(nvfp4_dynamic_call, multiprocessors) - 248usize];
     ["Offset of field: nvfp4_dynamic_call::native"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, native) - 100usize];
+        [::std::mem::offset_of!(nvfp4_dynamic_call, native) - 252usize];
     ["Offset of field: nvfp4_dynamic_call::overlap"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, overlap) - 104usize];
+        [::std::mem::offset_of!(nvfp4_dynamic_call, overlap) - 256usize];
 };
 unsafe extern "C" {
     pub fn nvfp4_dynamic_prepare(

@@ -3,7 +3,8 @@ use std::ops::Range;
 
 use device::{Buffer, Stream, View, ViewMut, Workspace};
 use linear_proj::decode_band::{self, GROUP};
-use linear_proj::{Bind, CudaCall, CudaWeights, Options, RowType, ScaleMode};
+use linear_proj::{Bind, CudaCall, CudaMatrix, CudaWeights, Options, RowType, ScaleMode};
+use smallvec::{SmallVec, smallvec};
 use structure_core::{Arch, Kernels, Refusal};
 
 use crate::native_tiles::NATIVE as NATIVE_LAYOUT;
@@ -30,18 +31,19 @@ pub trait Launcher: Send {
     /// Bytes of scratch memory that calls of up to `m` rows take; `multiprocessors` as in [`Call`].
     fn scratch_bytes(m: usize, k: usize, multiprocessors: usize) -> usize;
 
-    /// Queues the quantiser and the projection on the call's stream. The device's context is current.
+    /// Queues the quantiser and the projection on the call's stream; `matrices` are 1 to [`MAX_MATRICES`](decode_band::MAX_MATRICES).
+    /// The device's context is current.
     ///
     /// # Errors
     /// [`Refusal::Cuda`] with the name of the error.
-    fn project(call: &Call<'_>) -> Result<(), Refusal>;
+    fn project(matrices: &[Matrix<'_>], call: &Call<'_>) -> Result<(), Refusal>;
 }
 
-/// The arguments of one launch. Every view lies on the device of the stream and has the length that its shape says; only a
-/// [`CudaForm`] makes one.
+/// A matrix of a launch. Every view lies on the device of the stream and has the length that its shape says; only a [`CudaForm`]
+/// makes one.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Call<'a> {
+pub struct Matrix<'a> {
     /// E2M1 codes of the weights in [tiles](crate::tiles), or [native ones](crate::native_tiles), U8 `[ceil(N / 16), ceil(K / 64), 512]`.
     pub codes: View<'a>,
     /// Their scales, U8 `[ceil(N / 16), ceil(K / 64), 64]`.
@@ -50,12 +52,20 @@ pub struct Call<'a> {
     pub global: f32,
     /// F32 `[N]`.
     pub bias: Option<View<'a>>,
+    /// `[M, N]` of the call's `dtype`.
+    pub y: &'a ViewMut<'a>,
+    /// Output features.
+    pub n: usize,
+}
+
+/// The other arguments of a launch, with views as in [`Matrix`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Call<'a> {
     /// F32 `[K]`.
     pub inverse_balance: Option<View<'a>>,
     /// `[M, K]` of `dtype`.
     pub x: View<'a>,
-    /// `[M, N]` of `dtype`.
-    pub y: &'a ViewMut<'a>,
     /// Scratch memory for calls of up to `chunk` rows.
     pub scratch: ViewMut<'a>,
     /// Rows that are taken at a time.
@@ -64,11 +74,9 @@ pub struct Call<'a> {
     pub single_level: bool,
     /// Rows, at least 1.
     pub m: usize,
-    /// Output features.
-    pub n: usize,
     /// Input features, a multiple of 16.
     pub k: usize,
-    /// The type of `x` and `y`.
+    /// The type of all rows.
     pub dtype: RowType,
     /// Whether the device has thread-block clusters.
     pub clusters: bool,
@@ -115,34 +123,39 @@ struct Prefill {
 }
 
 impl<L: Launcher> Resident<L> {
-    /// A call in the given scratch memory, `chunk` rows at a time.
-    fn launch(
-        &self,
-        call: &CudaCall<'_>,
-        scratch: ViewMut<'_>,
-        chunk: usize,
-        multiprocessors: usize,
-    ) -> Result<(), Refusal> {
-        L::project(&Call {
+    fn matrix<'a>(&'a self, y: &'a ViewMut<'a>) -> Matrix<'a> {
+        Matrix {
             codes: self.codes.view(),
             scales: self.scales.view(),
             global: self.global,
             bias: self.bias.as_ref().map(Buffer::view),
+            y,
+            n: self.n,
+        }
+    }
+
+    /// The call of this matrix and of those in one launch with it, in the given scratch memory, `chunk` rows at a time.
+    fn call<'a>(
+        &'a self,
+        call: &'a CudaCall<'_>,
+        scratch: ViewMut<'a>,
+        chunk: usize,
+        multiprocessors: usize,
+    ) -> Call<'a> {
+        Call {
             inverse_balance: self.inverse_balance.as_ref().map(Buffer::view),
             x: call.x,
-            y: call.y,
             scratch,
             chunk,
             single_level: self.rows.mode == ScaleMode::SingleLevel,
             m: call.rows,
-            n: self.n,
             k: self.k,
             dtype: call.dtype,
             clusters: self.clusters,
             multiprocessors,
             native: self.native,
             stream: call.stream,
-        })
+        }
     }
 }
 
@@ -222,17 +235,29 @@ fn prefill<L: Launcher>(stream: &Stream, options: &Options<'_>) -> Result<Option
 }
 
 impl<L: Launcher + 'static> CudaWeights for CudaForm<L> {
-    fn project(&mut self, call: &CudaCall<'_>) -> Result<(), Refusal> {
-        let CudaForm { resident, scratch, prefill, .. } = self;
+    fn project(matrices: &mut [CudaMatrix<'_, Self>], call: &CudaCall<'_>) -> Result<(), Refusal> {
+        let Some((first, others)) = matrices.split_first_mut() else { return Ok(()) };
+        let CudaForm { resident, scratch, prefill, .. } = &mut *first.weights;
+        let mut all: SmallVec<[_; decode_band::MAX_MATRICES]> = smallvec![resident.matrix(&first.y)];
+        all.extend(others.iter().map(|matrix| matrix.weights.resident.matrix(&matrix.y)));
         let band = decode_band::BAND.max;
         if let Some(Prefill { workspace, multiprocessors }) = prefill.as_ref().filter(|_| call.rows > band) {
-            let launch =
-                |scratch: ViewMut<'_>| resident.launch(call, scratch, workspace.rows(), *multiprocessors);
+            let launch = |scratch: ViewMut<'_>| {
+                L::project(&all, &resident.call(call, scratch, workspace.rows(), *multiprocessors))
+            };
             if let Some(launched) = workspace.lend(call.stream, launch) {
                 return launched;
             }
         }
-        resident.launch(call, scratch.view_mut(), band, 0)
+        // The rows are quantised in the scratch memory of the first.
+        L::project(&all, &resident.call(call, scratch.view_mut(), band, 0))
+    }
+
+    /// Where no factors of their own divide the rows and the scales of both are made alike.
+    fn joins(&self, other: &Self) -> bool {
+        let (rows, others) = (&self.resident.rows, &other.resident.rows);
+        let balanced = rows.inverse_balance.is_some() || others.inverse_balance.is_some();
+        !balanced && rows.mode == others.mode && self.resident.native == other.resident.native
     }
 
     fn duplicate(&self) -> Result<Self, Refusal> {

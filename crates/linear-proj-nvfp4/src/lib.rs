@@ -36,7 +36,7 @@ use number_formats::nvfp4::BLOCK;
 use structure_core::{Band, Bound, DType, DimBound, Envelope};
 
 pub use cpu::CpuForm;
-pub use cuda_form::{Call, CudaForm, Launcher};
+pub use cuda_form::{Call, CudaForm, Launcher, Matrix};
 pub use quantized::Quantized;
 pub use rows::RowQuantiser;
 

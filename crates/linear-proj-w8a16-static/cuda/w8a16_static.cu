@@ -50,10 +50,9 @@ using decode_band::Activations;
 using decode_band::Form;
 using decode_band::Tail;
 
-// Into how many slices K is cut: more where N alone gives too few blocks to keep the memory bus busy. By N alone, so that the
-// order of a sum does not depend on M.
-int slices(int64_t n) {
-    const int64_t groups = decode_band::groups(n);
+// Into how many slices K is cut: more where the row groups alone give too few blocks to keep the memory bus busy. By them alone, so
+// that the order of a sum does not depend on M.
+int slices(int64_t groups) {
     return groups <= 64 ? 8 : groups <= 960 ? 2 : 1;
 }
 
@@ -65,7 +64,7 @@ using Ahead = Form<NWarps, Groups, InFlight, Tail::Zero, Activations::Early, 0, 
 // one to nine each. Two column tiles need more registers, so fewer loads. With very many blocks the last wave does not matter,
 // and row groups share activations.
 template <typename T, bool Whole>
-auto choose(int64_t m, int64_t n, int64_t k) {
+auto choose(int64_t m, int64_t groups, int64_t k) {
     using Rows = decode_band::GlobalRows<T, Int8PerChannel::TILE_K, Whole>;
     const auto kernel = [m](auto narrow, auto wide) {
         return m > decode_band::COLUMNS ? decode_band::kernel<decltype(wide), 2, Int8PerChannel, Rows, T>()
@@ -73,7 +72,6 @@ auto choose(int64_t m, int64_t n, int64_t k) {
     };
     // Rows that are not whole tiles are rare and slow by nature: one form serves them.
     if constexpr (!Whole) return kernel(Form<1, 1, 4, Tail::Zero>(), Form<1, 1, 4, Tail::Zero>());
-    const int64_t groups = decode_band::groups(n);
     if (groups <= 64) return kernel(Form<1, 1, 8, Tail::Skip>(), Form<1, 1, 5, Tail::Skip>());
     if (groups <= 512) return k <= 8192 ? kernel(Ahead<1, 1, 6>(), Ahead<1, 1, 4>()) : kernel(Ahead<5, 1, 4>(), Ahead<5, 1, 4>());
     if (groups <= 960) return kernel(Ahead<2, 2, 4>(), Ahead<2, 2, 2>());
@@ -83,11 +81,18 @@ auto choose(int64_t m, int64_t n, int64_t k) {
 
 template <typename T, bool Whole>
 cudaError_t launch(const w8a16_static_call &call, cudaStream_t stream) {
-    const Int8PerChannel format = {static_cast<const uint4 *>(call.weights), call.scales, call.bias};
+    decode_band::Matrices<Int8PerChannel, T> matrices = {};
+    for (; matrices.count < call.count; matrices.count++) {
+        const w8a16_static_matrix &matrix = call.matrices[matrices.count];
+        matrices.all[matrices.count] = {{static_cast<const uint4 *>(matrix.weights), matrix.scales, matrix.bias},
+                                        static_cast<T *>(matrix.y),
+                                        matrix.n};
+    }
+    const int64_t groups = decode_band::groups(matrices);
     const decode_band::GlobalRows<T, Int8PerChannel::TILE_K, Whole> rows = {static_cast<const T *>(call.x),
                                                                             static_cast<int>(call.m), call.k};
-    return decode_band::launch(choose<T, Whole>(call.m, call.n, call.k), format, rows, 0, static_cast<T *>(call.y), call.m, call.n,
-                               call.k, call.clusters ? slices(call.n) : 1, call.overlap != 0, stream);
+    return decode_band::launch(choose<T, Whole>(call.m, groups, call.k), matrices, rows, 0, call.m, call.k,
+                               call.clusters ? slices(groups) : 1, call.overlap != 0, stream);
 }
 
 template <typename T>
@@ -100,9 +105,8 @@ cudaError_t prepare() {
     for (int64_t m : {1, decode_band::MAX_ROWS})
         for (int64_t groups : {1, 65, 513, 961, 2049})
             for (int64_t k : {32, 16384}) {
-                const int64_t n = groups * decode_band::GROUP;
-                cudaError_t error = decode_band::load(choose<T, true>(m, n, k).function);
-                if (error == cudaSuccess) error = decode_band::load(choose<T, false>(m, n, k).function);
+                cudaError_t error = decode_band::load(choose<T, true>(m, groups, k).function);
+                if (error == cudaSuccess) error = decode_band::load(choose<T, false>(m, groups, k).function);
                 if (error != cudaSuccess) return error;
             }
     return cudaSuccess;
@@ -117,7 +121,9 @@ extern "C" int w8a16_static_prepare(void) {
 }
 
 extern "C" int w8a16_static_project(const w8a16_static_call *call, cudaStream_t stream) {
-    if (!decode_band::takes(call->m, call->n, call->k)) return cudaErrorInvalidValue;
+    if (call->count < 1 || call->count > W8A16_STATIC_MAX_MATRICES) return cudaErrorInvalidValue;
+    for (int i = 0; i < call->count; i++)
+        if (!decode_band::takes(call->m, call->matrices[i].n, call->k)) return cudaErrorInvalidValue;
     switch (call->dtype) {
         case W8A16_STATIC_F32: return launch<float>(*call, stream);
         case W8A16_STATIC_F16: return launch<__half>(*call, stream);

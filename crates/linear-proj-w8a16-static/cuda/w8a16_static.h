@@ -17,18 +17,26 @@ enum {
     W8A16_STATIC_BF16 = 2,
 };
 
-/* y[m, n] = bf16(scales[n] * sum over k of q[n, k] * bf16(x[m, k]) + bias[n]). All pointers are device addresses aligned to
- * 16 bytes, all tensors row-major and contiguous. */
+enum { W8A16_STATIC_MAX_MATRICES = 4 };
+
+/* A matrix of weights, and where the rows go that it makes: y[m, n] = bf16(scales[n] * sum over k of q[n, k] * bf16(x[m, k]) +
+ * bias[n]). All pointers are device addresses aligned to 16 bytes, all tensors row-major and contiguous. */
 typedef struct {
     const void *weights;  /* INT8 [ceil(N / 16), ceil(K / 32), 32 lanes, 16], packed as src/pack.rs says */
     const float *scales;  /* [N] */
     const float *bias;    /* [N], or null for none */
-    const void *x;        /* [M, K] of dtype */
     void *y;              /* [M, N] of dtype */
-    int64_t m;            /* 1 to 16 */
     int64_t n;            /* at least 1 */
+} w8a16_static_matrix;
+
+/* The same rows times each of a few matrices, in one launch. */
+typedef struct {
+    w8a16_static_matrix matrices[W8A16_STATIC_MAX_MATRICES];
+    int32_t count;        /* of matrices, at least 1 */
+    int32_t dtype;        /* of x and y, one of the above */
+    const void *x;        /* [M, K] of dtype */
+    int64_t m;            /* 1 to 16 */
     int64_t k;            /* at least 1 */
-    int32_t dtype;        /* one of the above */
     int32_t clusters;     /* whether the device has thread-block clusters: sm_90 on */
     int32_t overlap;      /* whether the kernel may start before the one before it in the stream is over: sm_90 on */
 } w8a16_static_call;

@@ -5,8 +5,9 @@ use std::ffi::CStr;
 use std::ops::Range;
 use std::ptr;
 
-use device::{Buffer, Stream};
-use linear_proj::{CudaCall, CudaWeights, RowType};
+use device::{Buffer, Stream, ViewMut};
+use linear_proj::decode_band::MAX_MATRICES;
+use linear_proj::{CudaCall, CudaMatrix, CudaWeights, RowType};
 use structure_core::Refusal;
 
 use crate::ffi;
@@ -52,33 +53,51 @@ impl Packed {
             stream: stream.clone(),
         })
     }
+
+    /// This matrix of a launch.
+    fn matrix(&self, y: &ViewMut<'_>) -> ffi::w8a16_static_matrix {
+        ffi::w8a16_static_matrix {
+            weights: self.weights.view().pointer() as *const _,
+            scales: self.scales.view().pointer() as *const _,
+            bias: self.bias.as_ref().map_or(ptr::null(), |bias| bias.view().pointer() as *const _),
+            y: y.pointer() as *mut _,
+            n: self.n as i64,
+        }
+    }
 }
 
+const _: () = assert!(MAX_MATRICES == ffi::W8A16_STATIC_MAX_MATRICES as usize);
+
 impl CudaWeights for Packed {
-    fn project(&mut self, call: &CudaCall<'_>) -> Result<(), Refusal> {
+    fn project(matrices: &mut [CudaMatrix<'_, Self>], call: &CudaCall<'_>) -> Result<(), Refusal> {
         let dtype = match call.dtype {
             RowType::F32 => ffi::W8A16_STATIC_F32,
             RowType::F16 => ffi::W8A16_STATIC_F16,
             RowType::BF16 => ffi::W8A16_STATIC_BF16,
         };
-        let arguments = ffi::w8a16_static_call {
-            weights: self.weights.view().pointer() as *const _,
-            scales: self.scales.view().pointer() as *const _,
-            bias: self.bias.as_ref().map_or(ptr::null(), |bias| bias.view().pointer() as *const _),
-            x: call.x.pointer() as *const _,
-            y: call.y.pointer() as *mut _,
-            m: call.rows as i64,
-            n: self.n as i64,
-            k: self.k as i64,
+        let Some((first, others)) = matrices.split_first() else { return Ok(()) };
+        let mut arguments = ffi::w8a16_static_call {
+            matrices: [first.weights.matrix(&first.y); MAX_MATRICES],
+            count: 1 + others.len() as i32,
             dtype: dtype as i32,
-            clusters: self.clusters.into(),
+            x: call.x.pointer() as *const _,
+            m: call.rows as i64,
+            k: first.weights.k as i64,
+            clusters: first.weights.clusters.into(),
             overlap: call.stream.overlap().into(),
         };
+        for (argument, matrix) in arguments.matrices[1..].iter_mut().zip(others) {
+            *argument = matrix.weights.matrix(&matrix.y);
+        }
         // SAFETY: the pointers are device memory of this device with the lengths that a `CudaCall` promises and the buffers'
-        // shapes give; `x` and `y` are borrowed for the call, and a view's contract holds until the stream's work is done.
+        // shapes give; all rows are borrowed for the call, and a view's contract holds until the stream's work is done.
         check("w8a16_static_project", unsafe {
             ffi::w8a16_static_project(&arguments, call.stream.raw().cast())
         })
+    }
+
+    fn joins(&self, _other: &Self) -> bool {
+        true
     }
 
     fn duplicate(&self) -> Result<Self, Refusal> {

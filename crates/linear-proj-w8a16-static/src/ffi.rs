@@ -19,40 +19,59 @@ pub const W8A16_STATIC_F32: _bindgen_ty_1 = 0;
 pub const W8A16_STATIC_F16: _bindgen_ty_1 = 1;
 pub const W8A16_STATIC_BF16: _bindgen_ty_1 = 2;
 pub type _bindgen_ty_1 = ::std::os::raw::c_uint;
+pub const W8A16_STATIC_MAX_MATRICES: _bindgen_ty_2 = 4;
+pub type _bindgen_ty_2 = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct w8a16_static_call {
+pub struct w8a16_static_matrix {
     pub weights: *const ::std::os::raw::c_void,
     pub scales: *const f32,
     pub bias: *const f32,
-    pub x: *const ::std::os::raw::c_void,
     pub y: *mut ::std::os::raw::c_void,
-    pub m: i64,
     pub n: i64,
-    pub k: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of w8a16_static_matrix"][::std::mem::size_of::<w8a16_static_matrix>() - 40usize];
+    ["Alignment of w8a16_static_matrix"][::std::mem::align_of::<w8a16_static_matrix>() - 8usize];
+    ["Offset of field: w8a16_static_matrix::weights"]
+        [::std::mem::offset_of!(w8a16_static_matrix, weights) - 0usize];
+    ["Offset of field: w8a16_static_matrix::scales"]
+        [::std::mem::offset_of!(w8a16_static_matrix, scales) - 8usize];
+    ["Offset of field: w8a16_static_matrix::bias"]
+        [::std::mem::offset_of!(w8a16_static_matrix, bias) - 16usize];
+    ["Offset of field: w8a16_static_matrix::y"][::std::mem::offset_of!(w8a16_static_matrix, y) - 24usize];
+    ["Offset of field: w8a16_static_matrix::n"][::std::mem::offset_of!(w8a16_static_matrix, n) - 32usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct w8a16_static_call {
+    pub matrices: [w8a16_static_matrix; 4usize],
+    pub count: i32,
     pub dtype: i32,
+    pub x: *const ::std::os::raw::c_void,
+    pub m: i64,
+    pub k: i64,
     pub clusters: i32,
     pub overlap: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of w8a16_static_call"][::std::mem::size_of::<w8a16_static_call>() - 80usize];
+    ["Size of w8a16_static_call"][::std::mem::size_of::<w8a16_static_call>() - 200usize];
     ["Alignment of w8a16_static_call"][::std::mem::align_of::<w8a16_static_call>() - 8usize];
-    ["Offset of field: w8a16_static_call::weights"]
-        [::std::mem::offset_of!(w8a16_static_call, weights) - 0usize];
-    ["Offset of field: w8a16_static_call::scales"]
-        [::std::mem::offset_of!(w8a16_static_call, scales) - 8usize];
-    ["Offset of field: w8a16_static_call::bias"][::std::mem::offset_of!(w8a16_static_call, bias) - 16usize];
-    ["Offset of field: w8a16_static_call::x"][::std::mem::offset_of!(w8a16_static_call, x) - 24usize];
-    ["Offset of field: w8a16_static_call::y"][::std::mem::offset_of!(w8a16_static_call, y) - 32usize];
-    ["Offset of field: w8a16_static_call::m"][::std::mem::offset_of!(w8a16_static_call, m) - 40usize];
-    ["Offset of field: w8a16_static_call::n"][::std::mem::offset_of!(w8a16_static_call, n) - 48usize];
-    ["Offset of field: w8a16_static_call::k"][::std::mem::offset_of!(w8a16_static_call, k) - 56usize];
-    ["Offset of field: w8a16_static_call::dtype"][::std::mem::offset_of!(w8a16_static_call, dtype) - 64usize];
+    ["Offset of field: w8a16_static_call::matrices"]
+        [::std::mem::offset_of!(w8a16_static_call, matrices) - 0usize];
+    ["Offset of field: w8a16_static_call::count"]
+        [::std::mem::offset_of!(w8a16_static_call, count) - 160usize];
+    ["Offset of field: w8a16_static_call::dtype"]
+        [::std::mem::offset_of!(w8a16_static_call, dtype) - 164usize];
+    ["Offset of field: w8a16_static_call::x"][::std::mem::offset_of!(w8a16_static_call, x) - 168usize];
+    ["Offset of field: w8a16_static_call::m"][::std::mem::offset_of!(w8a16_static_call, m) - 176usize];
+    ["Offset of field: w8a16_static_call::k"][::std::mem::offset_of!(w8a16_static_call, k) - 184usize];
     ["Offset of field: w8a16_static_call::clusters"]
-        [::std::mem::offset_of!(w8a16_static_call, clusters) - 68usize];
+        [::std::mem::offset_of!(w8a16_static_call, clusters) - 192usize];
     ["Offset of field: w8a16_static_call::overlap"]
-        [::std::mem::offset_of!(w8a16_static_call, overlap) - 72usize];
+        [::std::mem::offset_of!(w8a16_static_call, overlap) - 196usize];
 };
 unsafe extern "C" {
     pub fn w8a16_static_prepare() -> ::std::os::raw::c_int;

@@ -15,7 +15,7 @@ use crate::{Bind, BoundProj, LinearProj, Rows, RowsData, RowsMut, RowsMutData, c
 ///
 /// The sum is FP32 in the order of [`dot`]. The scales are multiplied in FP64, where the product of two is exact and one of
 /// small ones has range enough, and the product is rounded to FP32 once; so is the sum with the bias.
-pub trait CpuWeights: Send + Sync {
+pub trait CpuWeights: Send + Sync + 'static {
     /// Output features.
     fn n(&self) -> usize;
 

@@ -1,19 +1,28 @@
+use std::any::Any;
 use std::ops::Range;
 
 use device::{CudaDevice, Stream, View, ViewMut};
+use smallvec::{SmallVec, smallvec};
 use structure_core::{DType, Form, Place, Receipt, Refusal, Registration};
 
 use crate::cpu_arm::round_to_bf16;
 use crate::proj::{check_band, check_features, form};
-use crate::{Bind, BoundProj, LinearProj, Rows, RowsData, RowsMut, RowsMutData, Staged, check_call, gates};
+use crate::{
+    Bind, BoundProj, LinearProj, Rows, RowsData, RowsMut, RowsMutData, Staged, Together, check_call,
+    decode_band, gates,
+};
 
 /// Packed weights in device memory and the call of their launcher: what an implementation's `cuda.rs` has of its own.
 pub trait CudaWeights: Send + Sized + 'static {
-    /// Queues one call, which has been checked, on its stream. The device's context is current.
+    /// Queues one call, which has been checked, on its stream: its rows times each of `matrices`, one at least and of up to 16 rows
+    /// [`decode_band::MAX_MATRICES`] at most, all of which [join](Self::joins) the first. The device's context is current.
     ///
     /// # Errors
     /// [`Refusal::Cuda`] when the launch fails.
-    fn project(&mut self, call: &CudaCall<'_>) -> Result<(), Refusal>;
+    fn project(matrices: &mut [CudaMatrix<'_, Self>], call: &CudaCall<'_>) -> Result<(), Refusal>;
+
+    /// Whether other weights on the same device can be in one launch with these: rows enter the products of both alike.
+    fn joins(&self, other: &Self) -> bool;
 
     /// The same weights once more, copied on the device.
     ///
@@ -33,17 +42,25 @@ pub trait CudaWeights: Send + Sized + 'static {
     fn dequantized(&self, features: Range<usize>) -> Result<Vec<f32>, Refusal>;
 }
 
-/// One call: M is in the band, rows and stream are the device's own, and `x` and `y` have M rows of K and of N elements.
+/// A matrix of a call, and where its rows go.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct CudaMatrix<'a, W> {
+    /// Its weights.
+    pub weights: &'a mut W,
+    /// `[M, N]` of the call's `dtype`.
+    pub y: ViewMut<'a>,
+}
+
+/// One call: M is in the band, rows and stream are the device's own, `x` has M rows of K elements and each `y` M of its matrix's N.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct CudaCall<'a> {
     /// `[M, K]` of `dtype`.
     pub x: View<'a>,
-    /// `[M, N]` of `dtype`, borrowed mutably by the caller.
-    pub y: &'a ViewMut<'a>,
     /// M.
     pub rows: usize,
-    /// The type of both.
+    /// The type of all rows.
     pub dtype: RowType,
     /// Where the call is queued.
     pub stream: &'a Stream,
@@ -91,6 +108,22 @@ impl<W: CudaWeights> CudaArm<W> {
         Ok(arm)
     }
 
+    /// Checks the rows of a call against this seat.
+    fn matrix<'a>(&'a mut self, x: &Rows<'_>, y: RowsMut<'a>) -> Result<CudaMatrix<'a, W>, Refusal> {
+        check_call(&self.receipt.seat, self.n(), self.k(), x, &y)?;
+        check_band(&self.receipt.seat, x.rows(), self.form.band)?;
+        match y.into_data() {
+            RowsMutData::Device(y) => Ok(CudaMatrix { weights: &mut self.weights, y }),
+            RowsMutData::Host(_) => Err(self.wrong_device(x.place())),
+        }
+    }
+
+    /// Whether a projection can be in one launch with this one's weights.
+    fn joins(weights: &W, ordinal: usize, proj: &dyn LinearProj) -> bool {
+        let other = (proj as &dyn Any).downcast_ref::<Self>();
+        other.is_some_and(|other| other.gpu.ordinal() == ordinal && weights.joins(&other.weights))
+    }
+
     fn wrong_device(&self, rows: Place) -> Refusal {
         let (rows, seat) = (rows.to_string(), self.form.place.to_string());
         Refusal::WrongDevice { what: self.receipt.seat.clone(), rows, seat }
@@ -119,19 +152,40 @@ impl<W: CudaWeights> LinearProj for CudaArm<W> {
         self.dims[1]
     }
 
-    fn project(&mut self, x: Rows<'_>, mut y: RowsMut<'_>) -> Result<(), Refusal> {
-        check_call(&self.receipt.seat, self.n(), self.k(), &x, &y)?;
-        check_band(&self.receipt.seat, x.rows(), self.form.band)?;
-        let dtype = self.row_type(x.dtype())?;
-        let (RowsData::Device(input, stream), RowsMutData::Device(output)) = (x.data(), y.data()) else {
-            return Err(self.wrong_device(x.place()));
+    fn project(&mut self, x: Rows<'_>, y: RowsMut<'_>) -> Result<(), Refusal> {
+        self.project_with(x, y, &mut [])
+    }
+
+    fn project_with(
+        &mut self,
+        x: Rows<'_>,
+        y: RowsMut<'_>,
+        others: &mut [Option<Together<'_>>],
+    ) -> Result<(), Refusal> {
+        let (gpu, dtype) = (self.gpu.clone(), self.row_type(x.dtype())?);
+        let ordinal = gpu.ordinal();
+        let (input, stream) = match x.data() {
+            RowsData::Device(input, stream)
+                if [input.ordinal(), stream.device().ordinal()] == [ordinal; 2] =>
+            {
+                (input, stream)
+            }
+            _ => return Err(self.wrong_device(x.place())),
         };
-        let ordinal = self.gpu.ordinal();
-        if input.ordinal() != ordinal || stream.device().ordinal() != ordinal {
-            return Err(self.wrong_device(x.place()));
+        let mut matrices: SmallVec<[_; decode_band::MAX_MATRICES]> = smallvec![self.matrix(&x, y)?];
+        let others = if decode_band::BAND.takes(x.rows()) { others } else { &mut [] };
+        for place in others {
+            let joins = |other: &mut Together<'_>| Self::joins(matrices[0].weights, ordinal, other.proj);
+            if matrices.len() == matrices.inline_size() {
+                break;
+            }
+            let Some(Together { proj, y }) = place.take_if(joins) else { continue };
+            if let Some(arm) = (proj as &mut dyn Any).downcast_mut::<Self>() {
+                matrices.push(arm.matrix(&x, y)?);
+            }
         }
-        self.gpu.make_current()?;
-        self.weights.project(&CudaCall { x: input, y: output, rows: x.rows(), dtype, stream })
+        gpu.make_current()?;
+        W::project(&mut matrices, &CudaCall { x: input, rows: x.rows(), dtype, stream })
     }
 }
 

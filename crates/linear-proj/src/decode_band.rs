@@ -7,3 +7,6 @@ pub const BAND: Band = Band { min: 1, max: 16 };
 
 /// Output features of a row group: the row side of an MMA.
 pub const GROUP: usize = 16;
+
+/// Matrices of one launch.
+pub const MAX_MATRICES: usize = 4;

@@ -39,13 +39,13 @@ mod weights;
 
 pub use calibration::Calibration;
 pub use cpu_arm::{CpuArm, CpuWeights, Entered};
-pub use cuda_arm::{CudaArm, CudaCall, CudaWeights, RowType};
+pub use cuda_arm::{CudaArm, CudaCall, CudaMatrix, CudaWeights, RowType};
 pub use door::{Bind, BindFn, Door, Factory, Packing, STRUCTURE};
 pub use dot::dot;
 pub use host::Host;
 pub use number_formats::nvfp4::ScaleMode;
 pub use options::{InverseBalance, Options, fold_inverse};
-pub use proj::{BoundProj, LinearProj, check_call};
+pub use proj::{BoundProj, LinearProj, Together, check_call};
 pub use rows::{Elements, ElementsMut, Rows, RowsData, RowsMut, RowsMutData};
 pub use seat::{Seat, SeatState};
 pub use staged::Staged;

@@ -1,3 +1,4 @@
+use std::any::Any;
 use std::ops::Range;
 
 use structure_core::{Band, DType, Form, Place, Receipt, Refusal, Registration};
@@ -8,7 +9,7 @@ use crate::{Rows, RowsMut};
 /// Anything that projects rows of K elements to rows of N: a host's own form, or an implementation's.
 ///
 /// `&mut self` because scratch memory belongs to one stream at a time.
-pub trait LinearProj: Send {
+pub trait LinearProj: Any + Send {
     /// Output features.
     fn n(&self) -> usize;
 
@@ -23,6 +24,31 @@ pub trait LinearProj: Send {
     /// [`Refusal::ShapeMismatch`], [`Refusal::DTypeOutside`] or [`Refusal::WrongDevice`] for rows it cannot take, and
     /// [`Refusal::Cuda`] when a launch fails.
     fn project(&mut self, x: Rows<'_>, y: RowsMut<'_>) -> Result<(), Refusal>;
+
+    /// As [`project`](Self::project), and the same rows for as many of `others` as it can take into one launch with its own: these
+    /// it takes out of their places.
+    ///
+    /// A row has the same bits as long as the same projections are together, whatever the other rows are. They may be other bits
+    /// than those of a projection alone: the sums may be cut into other slices.
+    ///
+    /// # Errors
+    /// As [`project`](Self::project), for any of those it takes.
+    fn project_with(
+        &mut self,
+        x: Rows<'_>,
+        y: RowsMut<'_>,
+        _others: &mut [Option<Together<'_>>],
+    ) -> Result<(), Refusal> {
+        self.project(x, y)
+    }
+}
+
+/// One of a few projections of the same rows.
+pub struct Together<'a> {
+    /// What projects.
+    pub proj: &'a mut (dyn LinearProj + 'static),
+    /// Where its rows go, `[M, N]`.
+    pub y: RowsMut<'a>,
 }
 
 /// An implementation bound to weights.
@@ -66,6 +92,15 @@ impl LinearProj for Box<dyn BoundProj> {
 
     fn project(&mut self, x: Rows<'_>, y: RowsMut<'_>) -> Result<(), Refusal> {
         (**self).project(x, y)
+    }
+
+    fn project_with(
+        &mut self,
+        x: Rows<'_>,
+        y: RowsMut<'_>,
+        others: &mut [Option<Together<'_>>],
+    ) -> Result<(), Refusal> {
+        (**self).project_with(x, y, others)
     }
 }
 

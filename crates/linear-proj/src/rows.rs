@@ -257,6 +257,11 @@ impl<'a> RowsMut<'a> {
     pub fn data(&mut self) -> &mut RowsMutData<'a> {
         &mut self.data
     }
+
+    /// The elements, for as long as they are borrowed.
+    pub fn into_data(self) -> RowsMutData<'a> {
+        self.data
+    }
 }
 
 fn check_len(what: &str, len: usize, rows: usize, width: usize) -> Result<(), Refusal> {

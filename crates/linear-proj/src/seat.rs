@@ -1,9 +1,10 @@
+use smallvec::SmallVec;
 use structure_core::{
     Decision, Form, Guard, GuardMode, Offer, Place, Receipt, Refusal, SeatLedger, StructureId,
 };
 
 use crate::calibration::Recorder;
-use crate::{BoundProj, LinearProj, Rows, RowsData, RowsMut};
+use crate::{BoundProj, LinearProj, Rows, RowsData, RowsMut, Together, decode_band};
 
 /// The place in a model where one projection happens.
 ///
@@ -21,6 +22,20 @@ pub struct Seat {
 struct Bound {
     proj: Box<dyn BoundProj>,
     guard: Guard,
+}
+
+/// What serves a call: an implementation behind its guard, or the host's form.
+struct Serving<'a> {
+    proj: &'a mut (dyn LinearProj + 'static),
+    guard: Option<&'a mut Guard>,
+}
+
+/// What becomes of a call that failed.
+fn failed(guard: Option<&mut Guard>, refusal: Refusal) -> Refusal {
+    match guard {
+        Some(guard) => guard.failed(refusal),
+        None => refusal,
+    }
 }
 
 /// What serves a seat.
@@ -125,15 +140,46 @@ impl Seat {
     /// [`Refusal::ShapeMismatch`] when `y` does not fit `x`; what the guard says of calls that nothing may serve; while
     /// recording, [`Refusal::NonFinite`] or [`Refusal::WrongDevice`] for rows that cannot be; what the form that runs says.
     pub fn project(&mut self, x: Rows<'_>, y: RowsMut<'_>) -> Result<(), Refusal> {
-        self.show(&x)?;
+        let Serving { proj, guard } = self.admit(&x)?;
+        proj.project(x, y).map_err(|refusal| failed(guard, refusal))
+    }
+
+    /// Projects the same rows for several seats, each as [`project`](Self::project) would, in as few launches as what serves them
+    /// [allows](LinearProj::project_with).
+    ///
+    /// # Errors
+    /// As [`project`](Self::project), for the first seat that fails.
+    pub fn project_together<'a>(
+        x: Rows<'_>,
+        seats: impl IntoIterator<Item = (&'a mut Seat, RowsMut<'a>)>,
+    ) -> Result<(), Refusal> {
+        let mut calls: SmallVec<[_; decode_band::MAX_MATRICES]> = SmallVec::new();
+        let mut guards: SmallVec<[_; decode_band::MAX_MATRICES]> = SmallVec::new();
+        for (seat, y) in seats {
+            let Serving { proj, guard } = seat.admit(&x)?;
+            calls.push(Some(Together { proj, y }));
+            guards.push(guard);
+        }
+        for (index, guard) in guards.into_iter().enumerate() {
+            let (call, others) = calls[index..].split_at_mut(1);
+            if let Some(Together { proj, y }) = call[0].take() {
+                proj.project_with(x, y, others).map_err(|refusal| failed(guard, refusal))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is to serve a call of these rows, which the recorder has seen.
+    fn admit(&mut self, x: &Rows<'_>) -> Result<Serving<'_>, Refusal> {
+        self.show(x)?;
         if let Some(Bound { proj, guard }) = self.bound.as_mut().filter(|bound| !bound.guard.is_detached()) {
             let offer = Offer { dtype: x.dtype(), width: x.width(), place: x.place(), rows: x.rows() };
             if guard.admit(offer)? == Decision::Serve {
-                return proj.project(x, y).map_err(|refusal| guard.failed(refusal));
+                return Ok(Serving { proj: &mut **proj, guard: Some(guard) });
             }
         }
         match &mut self.host {
-            Some(host) => host.project(x, y),
+            Some(host) => Ok(Serving { proj: &mut **host, guard: None }),
             // A guard without a host form serves or refuses, and never detaches.
             None => Err(Refusal::GuardRefused {
                 seat: self.path.clone(),

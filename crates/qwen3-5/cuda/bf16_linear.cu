@@ -15,9 +15,9 @@ using decode_band::Form;
 using decode_band::Tail;
 
 // Into how many slices K is cut: so many that there are about five or six blocks for each multiprocessor of an H200, the fewest
-// that keep its memory bus busy, and fewer where K is short. By N and K alone, so that the order of a sum does not depend on M.
-int slices(int64_t n, int64_t k) {
-    const int64_t groups = bf16_weights::groups(n);
+// that keep its memory bus busy, and fewer where K is short. By row groups and K alone, so that the order of a sum does not depend
+// on M.
+int slices(int64_t groups, int64_t k) {
     return groups <= 96 ? (k <= 4096 ? 4 : 8) : groups <= 192 ? 4 : groups <= 480 ? 2 : 1;
 }
 
@@ -25,7 +25,7 @@ int slices(int64_t n, int64_t k) {
 // Where that leaves a second wave of few blocks, smaller ones that are resident together. Where there are many waves, rows of F32
 // take so long to load that row groups share them.
 template <typename T, bool Whole>
-auto choose(int64_t m, int64_t n, int64_t k) {
+auto choose(int64_t m, int64_t groups, int64_t k) {
     using Rows = decode_band::GlobalRows<T, Format::TILE_K, Whole>;
     const auto kernel = [m](auto narrow, auto wide) {
         return m > decode_band::COLUMNS ? decode_band::kernel<decltype(wide), 2, Format, Rows, T>()
@@ -33,7 +33,7 @@ auto choose(int64_t m, int64_t n, int64_t k) {
     };
     // Rows that are not whole tiles are rare and slow by nature: one form serves them.
     if constexpr (!Whole) return kernel(Form<1, 1, 2, Tail::Zero>(), Form<1, 1, 2, Tail::Zero>());
-    const int64_t groups = bf16_weights::groups(n), blocks = groups * slices(n, k);
+    const int64_t blocks = groups * slices(groups, k);
     if (groups <= 16) return kernel(Form<1, 1, 6, Tail::Zero>(), Form<1, 1, 6, Tail::Zero>());
     if (blocks > 660 && blocks <= 792) return kernel(Form<2, 1, 4, Tail::Zero>(), Form<3, 2, 2, Tail::Zero>());
     if constexpr (std::is_same_v<T, float>)
@@ -41,27 +41,43 @@ auto choose(int64_t m, int64_t n, int64_t k) {
     return kernel(Form<1, 1, 6, Tail::Zero>(), Form<1, 1, 4, Tail::Zero>());
 }
 
-// Up to 16 rows.
+// Rows `first` on of a call, up to 16 of them.
 template <typename T, bool Whole>
-cudaError_t launch_band(const qwen3_5_linear_call &call, const T *x, T *y, int64_t m, cudaStream_t stream) {
-    const Format format = {static_cast<const uint4 *>(call.weights)};
+cudaError_t launch_band(const qwen3_5_linear_call &call, int64_t first, int64_t m, cudaStream_t stream) {
+    decode_band::Matrices<Format, T> matrices = {};
+    for (; matrices.count < call.count; matrices.count++) {
+        const qwen3_5_linear_matrix &matrix = call.matrices[matrices.count];
+        matrices.all[matrices.count] = {
+            {static_cast<const uint4 *>(matrix.weights)}, static_cast<T *>(matrix.y) + first * matrix.n, matrix.n};
+    }
+    const int64_t groups = decode_band::groups(matrices);
+    const T *x = static_cast<const T *>(call.x) + first * call.k;
     const decode_band::GlobalRows<T, Format::TILE_K, Whole> rows = {x, static_cast<int>(m), call.k};
-    return decode_band::launch(choose<T, Whole>(m, call.n, call.k), format, rows, 0, y, m, call.n, call.k,
-                               call.clusters ? slices(call.n, call.k) : 1, call.overlap != 0, stream);
+    return decode_band::launch(choose<T, Whole>(m, groups, call.k), matrices, rows, 0, m, call.k,
+                               call.clusters ? slices(groups, call.k) : 1, call.overlap != 0, stream);
+}
+
+// More rows than the decode band has.
+cudaError_t launch_prompt(const qwen3_5_linear_call &call, cudaStream_t stream) {
+    for (int i = 0; i < call.count; i++) {
+        const qwen3_5_linear_matrix &matrix = call.matrices[i];
+        const cudaError_t error = bf16_prefill::launch(matrix.weights, static_cast<const __nv_bfloat16 *>(call.x),
+                                                       static_cast<__nv_bfloat16 *>(matrix.y), call.m, matrix.n, call.k,
+                                                       call.multiprocessors, call.overlap != 0, stream);
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
 }
 
 template <typename T>
 cudaError_t launch(const qwen3_5_linear_call &call, cudaStream_t stream) {
-    const T *x = static_cast<const T *>(call.x);
-    T *y = static_cast<T *>(call.y);
     if constexpr (std::is_same_v<T, __nv_bfloat16>)
         if (call.m > decode_band::MAX_ROWS && call.multiprocessors > 0 && bf16_prefill::takes(call.k))
-            return bf16_prefill::launch(call.weights, x, y, call.m, call.n, call.k, call.multiprocessors, call.overlap != 0,
-                                        stream);
+            return launch_prompt(call, stream);
     for (int64_t first = 0; first < call.m; first += decode_band::MAX_ROWS) {
         const int64_t m = std::min<int64_t>(call.m - first, decode_band::MAX_ROWS);
         const auto band = call.k % Format::TILE_K == 0 ? launch_band<T, true> : launch_band<T, false>;
-        const cudaError_t error = band(call, x + first * call.k, y + first * call.n, m, stream);
+        const cudaError_t error = band(call, first, m, stream);
         if (error != cudaSuccess) return error;
     }
     return cudaSuccess;
@@ -71,9 +87,9 @@ template <typename T>
 cudaError_t prepare() {
     for (int64_t m : {1, decode_band::MAX_ROWS})
         for (int64_t groups : {1, 640, 768, 8192}) {
-            const int64_t n = groups * bf16_weights::GROUP, k = Format::TILE_K;
-            cudaError_t error = decode_band::load(choose<T, true>(m, n, k).function);
-            if (error == cudaSuccess) error = decode_band::load(choose<T, false>(m, n, k).function);
+            const int64_t k = Format::TILE_K;
+            cudaError_t error = decode_band::load(choose<T, true>(m, groups, k).function);
+            if (error == cudaSuccess) error = decode_band::load(choose<T, false>(m, groups, k).function);
             if (error != cudaSuccess) return error;
         }
     return cudaSuccess;
@@ -104,7 +120,9 @@ extern "C" int qwen3_5_linear_prepare(int prompts) {
 }
 
 extern "C" int qwen3_5_linear(const qwen3_5_linear_call *call, cudaStream_t stream) {
-    if (call->m < 0 || call->n < 1 || call->k < 1) return cudaErrorInvalidValue;
+    if (call->count < 1 || call->count > QWEN3_5_LINEAR_MAX_MATRICES || call->m < 0 || call->k < 1) return cudaErrorInvalidValue;
+    for (int i = 0; i < call->count; i++)
+        if (call->matrices[i].n < 1) return cudaErrorInvalidValue;
     switch (call->dtype) {
         case QWEN3_5_LINEAR_F32: return launch<float>(*call, stream);
         case QWEN3_5_LINEAR_F16: return launch<__half>(*call, stream);

@@ -17,16 +17,25 @@ enum {
     QWEN3_5_LINEAR_BF16 = 2,
 };
 
-/* y[m, n] = sum over k of w[n, k] * bf16(x[m, k]) in FP32, rounded once where y is narrower. All pointers are device addresses
- * aligned to 16 bytes, x and y row-major and contiguous. */
+enum { QWEN3_5_LINEAR_MAX_MATRICES = 4 };
+
+/* A matrix of weights, and where the rows go that it makes: y[m, n] = sum over k of w[n, k] * bf16(x[m, k]) in FP32, rounded once
+ * where y is narrower. All pointers are device addresses aligned to 16 bytes, x and y row-major and contiguous. */
 typedef struct {
     const void *weights;     /* BF16 [ceil(N / 16), ceil(K / 32), 512], as qwen3_5_linear_pack writes them */
-    const void *x;           /* [M, K] of dtype */
     void *y;                 /* [M, N] of dtype */
-    int64_t m;               /* at least 0; up to 16 are row-invariant, with these bits whatever m is */
     int64_t n;               /* at least 1 */
+} qwen3_5_linear_matrix;
+
+/* The same rows times each of a few matrices. Up to 16 rows take one launch and are row-invariant: with the same matrices they have
+ * the same bits whatever m is. */
+typedef struct {
+    qwen3_5_linear_matrix matrices[QWEN3_5_LINEAR_MAX_MATRICES];
+    int32_t count;           /* of matrices, at least 1 */
+    int32_t dtype;           /* of x and y, one of the above */
+    const void *x;           /* [M, K] of dtype */
+    int64_t m;               /* at least 0 */
     int64_t k;               /* at least 1 */
-    int32_t dtype;           /* one of the above */
     int32_t clusters;        /* whether the device has thread-block clusters: sm_90 on */
     int32_t multiprocessors; /* how many the device has, where the kernel for prompts runs: sm_90a; else 0, and calls of more than
                               * 16 rows pass through the weights once for every 16 */

@@ -109,39 +109,56 @@ pub const QWEN3_5_LINEAR_F32: _bindgen_ty_1 = 0;
 pub const QWEN3_5_LINEAR_F16: _bindgen_ty_1 = 1;
 pub const QWEN3_5_LINEAR_BF16: _bindgen_ty_1 = 2;
 pub type _bindgen_ty_1 = ::std::os::raw::c_uint;
+pub const QWEN3_5_LINEAR_MAX_MATRICES: _bindgen_ty_2 = 4;
+pub type _bindgen_ty_2 = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct qwen3_5_linear_matrix {
+    pub weights: *const ::std::os::raw::c_void,
+    pub y: *mut ::std::os::raw::c_void,
+    pub n: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of qwen3_5_linear_matrix"][::std::mem::size_of::<qwen3_5_linear_matrix>() - 24usize];
+    ["Alignment of qwen3_5_linear_matrix"][::std::mem::align_of::<qwen3_5_linear_matrix>() - 8usize];
+    ["Offset of field: qwen3_5_linear_matrix::weights"]
+        [::std::mem::offset_of!(qwen3_5_linear_matrix, weights) - 0usize];
+    ["Offset of field: qwen3_5_linear_matrix::y"][::std::mem::offset_of!(qwen3_5_linear_matrix, y) - 8usize];
+    ["Offset of field: qwen3_5_linear_matrix::n"][::std::mem::offset_of!(qwen3_5_linear_matrix, n) - 16usize];
+};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct qwen3_5_linear_call {
-    pub weights: *const ::std::os::raw::c_void,
-    pub x: *const ::std::os::raw::c_void,
-    pub y: *mut ::std::os::raw::c_void,
-    pub m: i64,
-    pub n: i64,
-    pub k: i64,
+    pub matrices: [qwen3_5_linear_matrix; 4usize],
+    pub count: i32,
     pub dtype: i32,
+    pub x: *const ::std::os::raw::c_void,
+    pub m: i64,
+    pub k: i64,
     pub clusters: i32,
     pub multiprocessors: i32,
     pub overlap: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of qwen3_5_linear_call"][::std::mem::size_of::<qwen3_5_linear_call>() - 64usize];
+    ["Size of qwen3_5_linear_call"][::std::mem::size_of::<qwen3_5_linear_call>() - 144usize];
     ["Alignment of qwen3_5_linear_call"][::std::mem::align_of::<qwen3_5_linear_call>() - 8usize];
-    ["Offset of field: qwen3_5_linear_call::weights"]
-        [::std::mem::offset_of!(qwen3_5_linear_call, weights) - 0usize];
-    ["Offset of field: qwen3_5_linear_call::x"][::std::mem::offset_of!(qwen3_5_linear_call, x) - 8usize];
-    ["Offset of field: qwen3_5_linear_call::y"][::std::mem::offset_of!(qwen3_5_linear_call, y) - 16usize];
-    ["Offset of field: qwen3_5_linear_call::m"][::std::mem::offset_of!(qwen3_5_linear_call, m) - 24usize];
-    ["Offset of field: qwen3_5_linear_call::n"][::std::mem::offset_of!(qwen3_5_linear_call, n) - 32usize];
-    ["Offset of field: qwen3_5_linear_call::k"][::std::mem::offset_of!(qwen3_5_linear_call, k) - 40usize];
+    ["Offset of field: qwen3_5_linear_call::matrices"]
+        [::std::mem::offset_of!(qwen3_5_linear_call, matrices) - 0usize];
+    ["Offset of field: qwen3_5_linear_call::count"]
+        [::std::mem::offset_of!(qwen3_5_linear_call, count) - 96usize];
     ["Offset of field: qwen3_5_linear_call::dtype"]
-        [::std::mem::offset_of!(qwen3_5_linear_call, dtype) - 48usize];
+        [::std::mem::offset_of!(qwen3_5_linear_call, dtype) - 100usize];
+    ["Offset of field: qwen3_5_linear_call::x"][::std::mem::offset_of!(qwen3_5_linear_call, x) - 104usize];
+    ["Offset of field: qwen3_5_linear_call::m"][::std::mem::offset_of!(qwen3_5_linear_call, m) - 112usize];
+    ["Offset of field: qwen3_5_linear_call::k"][::std::mem::offset_of!(qwen3_5_linear_call, k) - 120usize];
     ["Offset of field: qwen3_5_linear_call::clusters"]
-        [::std::mem::offset_of!(qwen3_5_linear_call, clusters) - 52usize];
+        [::std::mem::offset_of!(qwen3_5_linear_call, clusters) - 128usize];
     ["Offset of field: qwen3_5_linear_call::multiprocessors"]
-        [::std::mem::offset_of!(qwen3_5_linear_call, multiprocessors) - 56usize];
+        [::std::mem::offset_of!(qwen3_5_linear_call, multiprocessors) - 132usize];
     ["Offset of field: qwen3_5_linear_call::overlap"]
-        [::std::mem::offset_of!(qwen3_5_linear_call, overlap) - 60usize];
+        [::std::mem::offset_of!(qwen3_5_linear_call, overlap) - 136usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

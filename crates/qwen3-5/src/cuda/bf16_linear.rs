@@ -1,13 +1,18 @@
 //! Projections over BF16 weights.
 
-use device::{Buffer, CudaDevice, Stream, View, ViewMut};
+use std::any::Any;
+
+use device::{Buffer, CudaDevice, Stream, View};
 use half::bf16;
-use linear_proj::{DenseWeights, LinearProj, Rows, RowsData, RowsMut, RowsMutData, check_call};
+use linear_proj::decode_band::{BAND, MAX_MATRICES};
+use linear_proj::{DenseWeights, LinearProj, Rows, RowsData, RowsMut, RowsMutData, Together, check_call};
 use rayon::prelude::*;
 use structure_core::{Arch, DType, Place, Refusal};
 
 use super::check;
 use crate::{KERNELS, ffi};
+
+const _: () = assert!(MAX_MATRICES == ffi::QWEN3_5_LINEAR_MAX_MATRICES as usize);
 
 /// The architecture that has the kernel for prompts.
 const PROMPTS: Arch = Arch::new(90, true);
@@ -143,30 +148,37 @@ impl Bf16Linear {
         Refusal::WrongDevice { what: self.seat.clone(), rows, seat }
     }
 
-    fn queue(
-        &self,
-        rows: usize,
-        dtype: u32,
-        x: View<'_>,
-        y: &ViewMut<'_>,
-        stream: &Stream,
-    ) -> Result<(), Refusal> {
-        let call = ffi::qwen3_5_linear_call {
-            weights: self.weights.view().pointer() as *const _,
-            x: x.pointer() as *const _,
-            y: y.pointer() as *mut _,
-            m: rows as i64,
-            n: self.n as i64,
-            k: self.k as i64,
-            dtype: dtype as i32,
-            clusters: self.clusters.into(),
-            multiprocessors: self.multiprocessors as i32,
-            overlap: stream.overlap().into(),
+    /// The row type and the rows of a call, on this device.
+    fn rows<'a>(&self, x: &Rows<'a>) -> Result<(u32, View<'a>, &'a Stream), Refusal> {
+        let dtype = match x.dtype() {
+            DType::F32 => ffi::QWEN3_5_LINEAR_F32,
+            DType::F16 => ffi::QWEN3_5_LINEAR_F16,
+            DType::BF16 => ffi::QWEN3_5_LINEAR_BF16,
+            other => {
+                return Err(Refusal::DTypeOutside {
+                    what: format!("{}: input rows", self.seat),
+                    dtype: other.to_string(),
+                    accepted: DType::list(&[DType::F32, DType::F16, DType::BF16]),
+                });
+            }
         };
-        self.gpu.make_current()?;
-        // SAFETY: rows hold as many elements of the type as their shape says, all on this device, and the weights those of N and K;
-        // a view's contract holds until the stream's work is done.
-        check("qwen3_5_linear", unsafe { ffi::qwen3_5_linear(&call, stream.raw().cast()) })
+        let RowsData::Device(input, stream) = x.data() else { return Err(self.wrong_device(x.place())) };
+        if input.ordinal() != self.gpu.ordinal() {
+            return Err(self.wrong_device(x.place()));
+        }
+        self.check_device(stream)?;
+        Ok((dtype, input, stream))
+    }
+
+    /// This matrix of a launch; `y` is borrowed by the caller until it is queued.
+    fn matrix(&self, x: &Rows<'_>, y: &mut RowsMut<'_>) -> Result<ffi::qwen3_5_linear_matrix, Refusal> {
+        check_call(&self.seat, self.n, self.k, x, y)?;
+        let RowsMutData::Device(output) = y.data() else { return Err(self.wrong_device(x.place())) };
+        Ok(ffi::qwen3_5_linear_matrix {
+            weights: self.weights.view().pointer() as *const _,
+            y: output.pointer() as *mut _,
+            n: self.n as i64,
+        })
     }
 }
 
@@ -187,27 +199,40 @@ impl LinearProj for Bf16Linear {
         self.k
     }
 
-    fn project(&mut self, x: Rows<'_>, mut y: RowsMut<'_>) -> Result<(), Refusal> {
-        check_call(&self.seat, self.n, self.k, &x, &y)?;
-        let dtype = match x.dtype() {
-            DType::F32 => ffi::QWEN3_5_LINEAR_F32,
-            DType::F16 => ffi::QWEN3_5_LINEAR_F16,
-            DType::BF16 => ffi::QWEN3_5_LINEAR_BF16,
-            other => {
-                return Err(Refusal::DTypeOutside {
-                    what: format!("{}: input rows", self.seat),
-                    dtype: other.to_string(),
-                    accepted: DType::list(&[DType::F32, DType::F16, DType::BF16]),
-                });
-            }
+    fn project(&mut self, x: Rows<'_>, y: RowsMut<'_>) -> Result<(), Refusal> {
+        self.project_with(x, y, &mut [])
+    }
+
+    fn project_with(
+        &mut self,
+        x: Rows<'_>,
+        mut y: RowsMut<'_>,
+        others: &mut [Option<Together<'_>>],
+    ) -> Result<(), Refusal> {
+        let (dtype, input, stream) = self.rows(&x)?;
+        let mut call = ffi::qwen3_5_linear_call {
+            matrices: [self.matrix(&x, &mut y)?; MAX_MATRICES],
+            count: 1,
+            dtype: dtype as i32,
+            x: input.pointer() as *const _,
+            m: x.rows() as i64,
+            k: self.k as i64,
+            clusters: self.clusters.into(),
+            multiprocessors: self.multiprocessors as i32,
+            overlap: stream.overlap().into(),
         };
-        let (RowsData::Device(input, stream), RowsMutData::Device(output)) = (x.data(), y.data()) else {
-            return Err(self.wrong_device(x.place()));
-        };
-        if input.ordinal() != self.gpu.ordinal() {
-            return Err(self.wrong_device(x.place()));
+        let others = if BAND.takes(x.rows()) { others } else { &mut [] };
+        for place in others {
+            let Some(argument) = call.matrices.get_mut(call.count as usize) else { break };
+            let Some(Together { proj, y }) = place else { continue };
+            let Some(other) = (&**proj as &dyn Any).downcast_ref::<Self>() else { continue };
+            *argument = other.matrix(&x, y)?;
+            call.count += 1;
+            *place = None;
         }
-        self.check_device(stream)?;
-        self.queue(x.rows(), dtype, input, output, stream)
+        self.gpu.make_current()?;
+        // SAFETY: rows hold as many elements of the type as their shape says, all on this device, and the weights those of N and K;
+        // a view's contract holds until the stream's work is done.
+        check("qwen3_5_linear", unsafe { ffi::qwen3_5_linear(&call, stream.raw().cast()) })
     }
 }

@@ -85,9 +85,9 @@ impl CudaAttention {
     /// From the normed rows to `update`.
     pub fn forward(&self, pass: &mut Pass<'_>, scratch: &mut AttentionScratch) -> Result<(), Refusal> {
         let rows = pass.rows;
-        pass.seats.project(self.q_proj, pass.x.view(), scratch.query_and_gate.view_mut(), rows)?;
-        pass.seats.project(self.k_proj, pass.x.view(), scratch.projected_keys.view_mut(), rows)?;
-        pass.seats.project(self.v_proj, pass.x.view(), scratch.values.view_mut(), rows)?;
+        let seats = [self.q_proj, self.k_proj, self.v_proj];
+        let out = [&mut scratch.query_and_gate, &mut scratch.projected_keys, &mut scratch.values];
+        pass.seats.project_together(seats, pass.x.view(), out.map(Buffer::view_mut), rows)?;
         let rotate = QkNormRope {
             q_and_gate: scratch.query_and_gate.view(),
             k: scratch.projected_keys.view(),

@@ -83,11 +83,9 @@ impl CudaDelta {
         scratch: &mut DeltaScratch,
     ) -> Result<(), Refusal> {
         let rows = pass.rows;
-        let x = pass.x.view();
-        pass.seats.project(self.in_proj_qkv, x, scratch.mixed.view_mut(), rows)?;
-        pass.seats.project(self.in_proj_z, x, scratch.z.view_mut(), rows)?;
-        pass.seats.project(self.in_proj_b, x, scratch.b.view_mut(), rows)?;
-        pass.seats.project(self.in_proj_a, x, scratch.a.view_mut(), rows)?;
+        let seats = [self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a];
+        let out = [&mut scratch.mixed, &mut scratch.z, &mut scratch.b, &mut scratch.a].map(Buffer::view_mut);
+        pass.seats.project_together(seats, pass.x.view(), out, rows)?;
         let call = DeltaRows {
             mixed: scratch.mixed.view(),
             z: scratch.z.view(),

@@ -43,8 +43,8 @@ impl CudaFfn {
     /// From the normed rows to the features that `down` reads.
     fn activate(&self, pass: &mut Pass<'_>, scratch: &mut FfnScratch) -> Result<(), Refusal> {
         let rows = pass.rows;
-        pass.seats.project(self.gate_proj, pass.x.view(), scratch.gate.view_mut(), rows)?;
-        pass.seats.project(self.up_proj, pass.x.view(), scratch.up.view_mut(), rows)?;
+        let out = [scratch.gate.view_mut(), scratch.up.view_mut()];
+        pass.seats.project_together([self.gate_proj, self.up_proj], pass.x.view(), out, rows)?;
         let width = scratch.gate.shape()[1];
         let call = SiluMul {
             gate: scratch.gate.view(),

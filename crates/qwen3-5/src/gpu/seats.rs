@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use device::{Stream, View, ViewMut};
 use half::bf16;
+use linear_proj::decode_band::MAX_MATRICES;
 use linear_proj::{DenseWeights, Rows, RowsMut, Seat, SeatState};
+use smallvec::SmallVec;
 use structure_core::Refusal;
 
 use crate::cuda::Bf16Linear;
@@ -60,6 +62,26 @@ impl CudaSeats {
         seat.project(x, RowsMut::device(y.first(rows * n)?, rows, n)?)
     }
 
+    /// Queues projections of the same rows for several seats, in as few launches as what serves them allows; otherwise as
+    /// [`project`](Self::project).
+    pub fn project_together<const S: usize>(
+        &mut self,
+        ids: [SeatId; S],
+        x: View<'_>,
+        ys: [ViewMut<'_>; S],
+        rows: usize,
+    ) -> Result<(), Refusal> {
+        let seats = self.seats.get_disjoint_mut(ids.map(|SeatId(seat)| seat)).map_err(|_| not_apart())?;
+        let k = seats.first().map_or(0, |seat| seat.k());
+        let x = Rows::device(x.first(rows * k)?, &self.stream, rows, k)?;
+        let mut calls: SmallVec<[_; MAX_MATRICES]> = SmallVec::new();
+        for (seat, y) in seats.into_iter().zip(ys) {
+            let n = seat.n();
+            calls.push((seat, RowsMut::device(y.first(rows * n)?, rows, n)?));
+        }
+        Seat::project_together(x, calls)
+    }
+
     /// Bytes of all weights, as they are bound.
     pub fn bytes(&self) -> u64 {
         let bytes = |seat: &Seat| match seat.state() {
@@ -81,4 +103,10 @@ impl CudaSeats {
         let seat = self.seats.iter().position(|seat| seat.path() == path)?;
         self.weights.get(seat)?.dense().ok()
     }
+}
+
+/// Parts of a model hold handles of their own.
+fn not_apart() -> Refusal {
+    let (what, value) = ("seats that project together".to_string(), "one of them twice".to_string());
+    Refusal::ValueOutside { what, value, bound: "each once".to_string() }
 }
