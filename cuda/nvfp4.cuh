@@ -27,13 +27,14 @@ struct Matrix {
 };
 
 // y[m, n] = bf16(global * globals[m] * sum over k of w[n, k] * xq[m, k] + bias[n]) for each matrix, where w and xq are E2M1 times
-// E4M3 and xq is bf16(x[m, k]) * inverse_balance[k] quantised.
+// E4M3 and xq is bf16(x[m, k]) * inverse_balance[k] quantised; with a gate, x is bf16(silu(gate) * x).
 struct Call {
     Matrix matrices[decode_band::MAX_MATRICES];
     int count;                     // of matrices
     const float *inverse_balance;  // [K], or null
     bool single_level;             // whether the rows' global scales are 1
     const void *x;                 // [M, K]
+    const void *gate;              // [M, K] of BF16, or null
     void *scratch;                 // scratch_bytes of it for calls of up to `chunk` rows
     int64_t chunk;                 // rows that are taken at a time, at least those of the decode band
     int64_t m, k;                  // k a multiple of 16
@@ -84,7 +85,9 @@ decode_band::Matrices<Format, T> matrices_of(const Call &call, int64_t first) {
 // Rows `first` on of a call, m of them.
 template <typename T>
 cudaError_t project_rows(const Call &call, int64_t first, int64_t m, cudaStream_t stream) {
-    const Rows<T> rows = {static_cast<const T *>(call.x) + first * call.k, call.inverse_balance, call.k, call.single_level};
+    const T *gate = static_cast<const T *>(call.gate);
+    const Rows<T> rows = {static_cast<const T *>(call.x) + first * call.k, call.inverse_balance, call.k, call.single_level,
+                          gate == nullptr ? nullptr : gate + first * call.k};
     if (prefills(m, call.multiprocessors)) {
         for (int i = 0; i < call.count; i++) {
             const Matrix &matrix = call.matrices[i];
@@ -116,6 +119,7 @@ cudaError_t project(const Call &call, cudaStream_t stream) {
 
 inline cudaError_t project(const Call &call, cudaStream_t stream) {
     const bool blocks = call.k >= BLOCK && call.k % BLOCK == 0;
+    if (call.gate != nullptr && call.dtype != DType::BF16) return cudaErrorInvalidValue;
     if (!blocks || call.m < 1 || call.chunk < decode_band::MAX_ROWS) return cudaErrorInvalidValue;
     for (int i = 0; i < call.count; i++)
         if (call.matrices[i].n < 1) return cudaErrorInvalidValue;

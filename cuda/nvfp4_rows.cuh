@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
+#include <type_traits>
 
+#include "bf16x8.cuh"
 #include "rows.cuh"
 
 namespace nvfp4 {
@@ -35,11 +37,16 @@ struct Rows {
     const float *inverse_balance;  // [K], or null
     int64_t K;                     // a multiple of 16
     bool single_level;             // whether the global scale is 1, not the row's own
+    const T *gate = nullptr;       // [M, K] of BF16, or null: each x is to be multiplied by silu of its gate first
 
     // Rounded to BF16; zeros past the end of the row.
     __device__ uint4 bits(int64_t m, int64_t vector) const {
         const int64_t k = vector * Vector::LENGTH;
-        return k < K ? load_row8<true>(x + m * K + k, Vector::LENGTH) : make_uint4(0, 0, 0, 0);
+        if (k >= K) return make_uint4(0, 0, 0, 0);
+        const uint4 in = load_row8<true>(x + m * K + k, Vector::LENGTH);
+        if constexpr (std::is_same_v<T, __nv_bfloat16>)
+            if (gate != nullptr) return bf16x8::silu_mul(load_row8<true>(gate + m * K + k, Vector::LENGTH), in);
+        return in;
     }
 
     // 1 / s where there is a balance, which no kernel writes; zeros past the end of the row.

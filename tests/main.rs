@@ -19,6 +19,8 @@ mod decode_loop;
 mod faults;
 #[cfg(kernels_built)]
 mod gated_delta;
+#[cfg(kernels_built)]
+mod gated_rows;
 mod gates;
 mod graph;
 #[cfg(kernels_built)]
@@ -54,6 +56,8 @@ fn main() {
         faults::trials(),
         #[cfg(kernels_built)]
         gated_delta::trials(),
+        #[cfg(kernels_built)]
+        gated_rows::trials(),
         prefill::trials(),
         perplexity::trials(),
         decode_loop::trials(),

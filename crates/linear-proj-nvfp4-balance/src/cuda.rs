@@ -59,6 +59,7 @@ impl Launcher for Launchers {
                 .inverse_balance
                 .map_or(ptr::null(), |inverse| inverse.pointer() as *const _),
             x: call.x.pointer() as *const _,
+            gate: call.gate.map_or(ptr::null(), |gate| gate.pointer() as *const _),
             scratch: call.scratch.pointer() as *mut _,
             chunk: call.chunk as i64,
             m: call.m as i64,

@@ -54,6 +54,7 @@ pub struct nvfp4_balance_call {
     pub dtype: i32,
     pub inverse_balance: *const f32,
     pub x: *const ::std::os::raw::c_void,
+    pub gate: *const ::std::os::raw::c_void,
     pub scratch: *mut ::std::os::raw::c_void,
     pub chunk: i64,
     pub m: i64,
@@ -66,7 +67,7 @@ pub struct nvfp4_balance_call {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of nvfp4_balance_call"][::std::mem::size_of::<nvfp4_balance_call>() - 272usize];
+    ["Size of nvfp4_balance_call"][::std::mem::size_of::<nvfp4_balance_call>() - 280usize];
     ["Alignment of nvfp4_balance_call"][::std::mem::align_of::<nvfp4_balance_call>() - 8usize];
     ["Offset of field: nvfp4_balance_call::matrices"]
         [::std::mem::offset_of!(nvfp4_balance_call, matrices) - 0usize];
@@ -77,22 +78,24 @@ const _: () = {
     ["Offset of field: nvfp4_balance_call::inverse_balance"]
         [::std::mem::offset_of!(nvfp4_balance_call, inverse_balance) - 200usize];
     ["Offset of field: nvfp4_balance_call::x"][::std::mem::offset_of!(nvfp4_balance_call, x) - 208usize];
+    ["Offset of field: nvfp4_balance_call::gate"]
+        [::std::mem::offset_of!(nvfp4_balance_call, gate) - 216usize];
     ["Offset of field: nvfp4_balance_call::scratch"]
-        [::std::mem::offset_of!(nvfp4_balance_call, scratch) - 216usize];
+        [::std::mem::offset_of!(nvfp4_balance_call, scratch) - 224usize];
     ["Offset of field: nvfp4_balance_call::chunk"]
-        [::std::mem::offset_of!(nvfp4_balance_call, chunk) - 224usize];
-    ["Offset of field: nvfp4_balance_call::m"][::std::mem::offset_of!(nvfp4_balance_call, m) - 232usize];
-    ["Offset of field: nvfp4_balance_call::k"][::std::mem::offset_of!(nvfp4_balance_call, k) - 240usize];
+        [::std::mem::offset_of!(nvfp4_balance_call, chunk) - 232usize];
+    ["Offset of field: nvfp4_balance_call::m"][::std::mem::offset_of!(nvfp4_balance_call, m) - 240usize];
+    ["Offset of field: nvfp4_balance_call::k"][::std::mem::offset_of!(nvfp4_balance_call, k) - 248usize];
     ["Offset of field: nvfp4_balance_call::single_level"]
-        [::std::mem::offset_of!(nvfp4_balance_call, single_level) - 248usize];
+        [::std::mem::offset_of!(nvfp4_balance_call, single_level) - 256usize];
     ["Offset of field: nvfp4_balance_call::clusters"]
-        [::std::mem::offset_of!(nvfp4_balance_call, clusters) - 252usize];
+        [::std::mem::offset_of!(nvfp4_balance_call, clusters) - 260usize];
     ["Offset of field: nvfp4_balance_call::multiprocessors"]
-        [::std::mem::offset_of!(nvfp4_balance_call, multiprocessors) - 256usize];
+        [::std::mem::offset_of!(nvfp4_balance_call, multiprocessors) - 264usize];
     ["Offset of field: nvfp4_balance_call::native"]
-        [::std::mem::offset_of!(nvfp4_balance_call, native) - 260usize];
+        [::std::mem::offset_of!(nvfp4_balance_call, native) - 268usize];
     ["Offset of field: nvfp4_balance_call::overlap"]
-        [::std::mem::offset_of!(nvfp4_balance_call, overlap) - 264usize];
+        [::std::mem::offset_of!(nvfp4_balance_call, overlap) - 272usize];
 };
 unsafe extern "C" {
     pub fn nvfp4_balance_prepare(

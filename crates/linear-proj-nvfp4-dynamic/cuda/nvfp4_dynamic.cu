@@ -23,6 +23,7 @@ extern "C" int nvfp4_dynamic_project(const nvfp4_dynamic_call *call, cudaStream_
     shared.inverse_balance = nullptr;
     shared.single_level = call->single_level != 0;
     shared.x = call->x;
+    shared.gate = call->gate;
     shared.scratch = call->scratch;
     shared.chunk = call->chunk;
     shared.m = call->m;

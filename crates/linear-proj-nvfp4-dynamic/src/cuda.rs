@@ -56,6 +56,7 @@ impl Launcher for Launchers {
             count: 1 + others.len() as i32,
             dtype: dtype as i32,
             x: call.x.pointer() as *const _,
+            gate: call.gate.map_or(ptr::null(), |gate| gate.pointer() as *const _),
             scratch: call.scratch.pointer() as *mut _,
             chunk: call.chunk as i64,
             m: call.m as i64,

@@ -53,6 +53,7 @@ pub struct nvfp4_dynamic_call {
     pub count: i32,
     pub dtype: i32,
     pub x: *const ::std::os::raw::c_void,
+    pub gate: *const ::std::os::raw::c_void,
     pub scratch: *mut ::std::os::raw::c_void,
     pub chunk: i64,
     pub m: i64,
@@ -65,7 +66,7 @@ pub struct nvfp4_dynamic_call {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of nvfp4_dynamic_call"][::std::mem::size_of::<nvfp4_dynamic_call>() - 264usize];
+    ["Size of nvfp4_dynamic_call"][::std::mem::size_of::<nvfp4_dynamic_call>() - 272usize];
     ["Alignment of nvfp4_dynamic_call"][::std::mem::align_of::<nvfp4_dynamic_call>() - 8usize];
     ["Offset of field: nvfp4_dynamic_call::matrices"]
         [::std::mem::offset_of!(nvfp4_dynamic_call, matrices) - 0usize];
@@ -74,22 +75,24 @@ const _: () = {
     ["Offset of field: nvfp4_dynamic_call::dtype"]
         [::std::mem::offset_of!(nvfp4_dynamic_call, dtype) - 196usize];
     ["Offset of field: nvfp4_dynamic_call::x"][::std::mem::offset_of!(nvfp4_dynamic_call, x) - 200usize];
+    ["Offset of field: nvfp4_dynamic_call::gate"]
+        [::std::mem::offset_of!(nvfp4_dynamic_call, gate) - 208usize];
     ["Offset of field: nvfp4_dynamic_call::scratch"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, scratch) - 208usize];
+        [::std::mem::offset_of!(nvfp4_dynamic_call, scratch) - 216usize];
     ["Offset of field: nvfp4_dynamic_call::chunk"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, chunk) - 216usize];
-    ["Offset of field: nvfp4_dynamic_call::m"][::std::mem::offset_of!(nvfp4_dynamic_call, m) - 224usize];
-    ["Offset of field: nvfp4_dynamic_call::k"][::std::mem::offset_of!(nvfp4_dynamic_call, k) - 232usize];
+        [::std::mem::offset_of!(nvfp4_dynamic_call, chunk) - 224usize];
+    ["Offset of field: nvfp4_dynamic_call::m"][::std::mem::offset_of!(nvfp4_dynamic_call, m) - 232usize];
+    ["Offset of field: nvfp4_dynamic_call::k"][::std::mem::offset_of!(nvfp4_dynamic_call, k) - 240usize];
     ["Offset of field: nvfp4_dynamic_call::single_level"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, single_level) - 240usize];
+        [::std::mem::offset_of!(nvfp4_dynamic_call, single_level) - 248usize];
     ["Offset of field: nvfp4_dynamic_call::clusters"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, clusters) - 244usize];
+        [::std::mem::offset_of!(nvfp4_dynamic_call, clusters) - 252usize];
     ["Offset of field: nvfp4_dynamic_call::multiprocessors"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, multiprocessors) - 248usize];
+        [::std::mem::offset_of!(nvfp4_dynamic_call, multiprocessors) - 256usize];
     ["Offset of field: nvfp4_dynamic_call::native"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, native) - 252usize];
+        [::std::mem::offset_of!(nvfp4_dynamic_call, native) - 260usize];
     ["Offset of field: nvfp4_dynamic_call::overlap"]
-        [::std::mem::offset_of!(nvfp4_dynamic_call, overlap) - 256usize];
+        [::std::mem::offset_of!(nvfp4_dynamic_call, overlap) - 264usize];
 };
 unsafe extern "C" {
     pub fn nvfp4_dynamic_prepare(

@@ -66,6 +66,8 @@ pub struct Call<'a> {
     pub inverse_balance: Option<View<'a>>,
     /// `[M, K]` of `dtype`.
     pub x: View<'a>,
+    /// BF16 `[M, K]`: `x` is then to be multiplied by silu of it.
+    pub gate: Option<View<'a>>,
     /// Scratch memory for calls of up to `chunk` rows.
     pub scratch: ViewMut<'a>,
     /// Rows that are taken at a time.
@@ -145,6 +147,7 @@ impl<L: Launcher> Resident<L> {
         Call {
             inverse_balance: self.inverse_balance.as_ref().map(Buffer::view),
             x: call.x,
+            gate: call.gate,
             scratch,
             chunk,
             single_level: self.rows.mode == ScaleMode::SingleLevel,
@@ -235,6 +238,9 @@ fn prefill<L: Launcher>(stream: &Stream, options: &Options<'_>) -> Result<Option
 }
 
 impl<L: Launcher + 'static> CudaWeights for CudaForm<L> {
+    /// The quantiser takes the rows' gates too.
+    const GATED: bool = true;
+
     fn project(matrices: &mut [CudaMatrix<'_, Self>], call: &CudaCall<'_>) -> Result<(), Refusal> {
         let Some((first, others)) = matrices.split_first_mut() else { return Ok(()) };
         let CudaForm { resident, scratch, prefill, .. } = &mut *first.weights;

@@ -8,12 +8,15 @@ use structure_core::{DType, Form, Place, Receipt, Refusal, Registration};
 use crate::cpu_arm::round_to_bf16;
 use crate::proj::{check_band, check_features, form};
 use crate::{
-    Bind, BoundProj, LinearProj, Rows, RowsData, RowsMut, RowsMutData, Staged, Together, check_call,
-    decode_band, gates,
+    Bind, BoundProj, GatedProj, LinearProj, Rows, RowsData, RowsMut, RowsMutData, Staged, Together,
+    check_call, decode_band, gates,
 };
 
 /// Packed weights in device memory and the call of their launcher: what an implementation's `cuda.rs` has of its own.
 pub trait CudaWeights: Send + Sized + 'static {
+    /// Whether its calls may have a gate.
+    const GATED: bool = false;
+
     /// Queues one call, which has been checked, on its stream: its rows times each of `matrices`, one at least and of up to 16 rows
     /// [`decode_band::MAX_MATRICES`] at most, all of which [join](Self::joins) the first. The device's context is current.
     ///
@@ -58,6 +61,8 @@ pub struct CudaMatrix<'a, W> {
 pub struct CudaCall<'a> {
     /// `[M, K]` of `dtype`.
     pub x: View<'a>,
+    /// BF16 `[M, K]`, in calls of [gated](GatedProj) rows: what `x`, which is BF16 too, is to be multiplied by silu of.
+    pub gate: Option<View<'a>>,
     /// M.
     pub rows: usize,
     /// The type of all rows.
@@ -118,6 +123,39 @@ impl<W: CudaWeights> CudaArm<W> {
         }
     }
 
+    /// Rows that are on this device.
+    fn on_device<'a>(&self, x: &Rows<'a>) -> Result<(View<'a>, &'a Stream), Refusal> {
+        let ordinal = self.gpu.ordinal();
+        match x.data() {
+            RowsData::Device(view, stream) if [view.ordinal(), stream.device().ordinal()] == [ordinal; 2] => {
+                Ok((view, stream))
+            }
+            _ => Err(self.wrong_device(x.place())),
+        }
+    }
+
+    /// The gate and the rows of a gated call.
+    fn gated_rows<'a>(
+        &self,
+        gate: &Rows<'a>,
+        x: &Rows<'a>,
+    ) -> Result<(View<'a>, View<'a>, &'a Stream), Refusal> {
+        let seat = &self.receipt.seat;
+        check_band(seat, x.rows(), decode_band::BAND)?;
+        if [gate.rows(), gate.width()] != [x.rows(), self.k()] {
+            let (expected, got) = (vec![x.rows(), self.k()], vec![gate.rows(), gate.width()]);
+            return Err(Refusal::ShapeMismatch { what: format!("{seat}: gate"), expected, got });
+        }
+        for rows in [gate, x] {
+            if rows.dtype() != DType::BF16 {
+                let (what, dtype) = (format!("{seat}: gated rows"), rows.dtype().to_string());
+                return Err(Refusal::DTypeOutside { what, dtype, accepted: DType::list(&[DType::BF16]) });
+            }
+        }
+        let (view, stream) = self.on_device(x)?;
+        Ok((self.on_device(gate)?.0, view, stream))
+    }
+
     /// Whether a projection can be in one launch with this one's weights.
     fn joins(weights: &W, ordinal: usize, proj: &dyn LinearProj) -> bool {
         let other = (proj as &dyn Any).downcast_ref::<Self>();
@@ -162,16 +200,8 @@ impl<W: CudaWeights> LinearProj for CudaArm<W> {
         y: RowsMut<'_>,
         others: &mut [Option<Together<'_>>],
     ) -> Result<(), Refusal> {
-        let (gpu, dtype) = (self.gpu.clone(), self.row_type(x.dtype())?);
-        let ordinal = gpu.ordinal();
-        let (input, stream) = match x.data() {
-            RowsData::Device(input, stream)
-                if [input.ordinal(), stream.device().ordinal()] == [ordinal; 2] =>
-            {
-                (input, stream)
-            }
-            _ => return Err(self.wrong_device(x.place())),
-        };
+        let (gpu, dtype, ordinal) = (self.gpu.clone(), self.row_type(x.dtype())?, self.gpu.ordinal());
+        let (input, stream) = self.on_device(&x)?;
         let mut matrices: SmallVec<[_; decode_band::MAX_MATRICES]> = smallvec![self.matrix(&x, y)?];
         let others = if decode_band::BAND.takes(x.rows()) { others } else { &mut [] };
         for place in others {
@@ -185,7 +215,22 @@ impl<W: CudaWeights> LinearProj for CudaArm<W> {
             }
         }
         gpu.make_current()?;
-        W::project(&mut matrices, &CudaCall { x: input, rows: x.rows(), dtype, stream })
+        W::project(&mut matrices, &CudaCall { x: input, gate: None, rows: x.rows(), dtype, stream })
+    }
+
+    fn gated(&mut self) -> Option<&mut dyn GatedProj> {
+        if W::GATED { Some(self) } else { None }
+    }
+}
+
+impl<W: CudaWeights> GatedProj for CudaArm<W> {
+    fn project(&mut self, gate: Rows<'_>, x: Rows<'_>, y: RowsMut<'_>) -> Result<(), Refusal> {
+        let (gate_view, input, stream) = self.gated_rows(&gate, &x)?;
+        let (gpu, rows) = (self.gpu.clone(), x.rows());
+        let call = CudaCall { x: input, gate: Some(gate_view), rows, dtype: RowType::BF16, stream };
+        let matrix = self.matrix(&x, y)?;
+        gpu.make_current()?;
+        W::project(&mut [matrix], &call)
     }
 }
 

@@ -45,7 +45,7 @@ pub use dot::dot;
 pub use host::Host;
 pub use number_formats::nvfp4::ScaleMode;
 pub use options::{InverseBalance, Options, fold_inverse};
-pub use proj::{BoundProj, LinearProj, Together, check_call};
+pub use proj::{BoundProj, GatedProj, LinearProj, Together, check_call};
 pub use rows::{Elements, ElementsMut, Rows, RowsData, RowsMut, RowsMutData};
 pub use seat::{Seat, SeatState};
 pub use staged::Staged;

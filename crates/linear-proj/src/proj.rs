@@ -41,6 +41,21 @@ pub trait LinearProj: Any + Send {
     ) -> Result<(), Refusal> {
         self.project(x, y)
     }
+
+    /// The same projection of rows that are gated on their way in, where it has a form for that.
+    fn gated(&mut self) -> Option<&mut dyn GatedProj> {
+        None
+    }
+}
+
+/// A projection of gated rows, which are never in memory: `y[m, n] = sum over k of w[n, k] * bf16(silu(gate[m, k]) * x[m, k]) +
+/// bias[n]`, with the bits that the projection has of those rows.
+pub trait GatedProj {
+    /// `gate` and `x` are BF16 `[M, K]`, M of 1 to 16, and `y` is `[M, N]`.
+    ///
+    /// # Errors
+    /// As [`LinearProj::project`].
+    fn project(&mut self, gate: Rows<'_>, x: Rows<'_>, y: RowsMut<'_>) -> Result<(), Refusal>;
 }
 
 /// One of a few projections of the same rows.
@@ -101,6 +116,10 @@ impl LinearProj for Box<dyn BoundProj> {
         others: &mut [Option<Together<'_>>],
     ) -> Result<(), Refusal> {
         (**self).project_with(x, y, others)
+    }
+
+    fn gated(&mut self) -> Option<&mut dyn GatedProj> {
+        (**self).gated()
     }
 }
 

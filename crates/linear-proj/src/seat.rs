@@ -169,6 +169,26 @@ impl Seat {
         Ok(())
     }
 
+    /// Projects [gated](crate::GatedProj) rows, if what serves this seat has a form for that; `false` where it has none, for more rows
+    /// than the decode band has, or where a recorder is to see them: they are then to be made, and [projected](Self::project).
+    ///
+    /// # Errors
+    /// As [`project`](Self::project).
+    pub fn project_gated(&mut self, gate: Rows<'_>, x: Rows<'_>, y: RowsMut<'_>) -> Result<bool, Refusal> {
+        let takes = |bound: &mut Bound| !bound.guard.is_detached() && bound.proj.gated().is_some();
+        if self.recorder.is_some()
+            || !decode_band::BAND.takes(x.rows())
+            || !self.bound.as_mut().is_some_and(takes)
+        {
+            return Ok(false);
+        }
+        let Serving { proj, guard } = self.admit(&x)?;
+        match proj.gated() {
+            Some(form) => form.project(gate, x, y).map(|()| true).map_err(|refusal| failed(guard, refusal)),
+            None => Ok(false),
+        }
+    }
+
     /// What is to serve a call of these rows, which the recorder has seen.
     fn admit(&mut self, x: &Rows<'_>) -> Result<Serving<'_>, Refusal> {
         self.show(x)?;

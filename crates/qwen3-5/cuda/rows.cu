@@ -107,12 +107,8 @@ __global__ void __launch_bounds__(THREADS) silu_mul(qwen3_5_silu_mul_call call) 
     wait_for_previous();
     const int64_t index = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
     if (index >= call.rows * call.width / WIDTH) return;
-    const uint4 gate_bits = bf16x8::load(call.gate, index);
-    const Floats up = bf16x8::unpack(bf16x8::load(call.up, index));
-    Floats out = bf16x8::unpack(gate_bits);
-#pragma unroll
-    for (int i = 0; i < WIDTH; i++) out.value[i] = out.value[i] * bf16x8::sigmoid(out.value[i]) * up.value[i];
-    bf16x8::store(call.out, index, bf16x8::pack(out));
+    const uint4 gate = bf16x8::load(call.gate, index), up = bf16x8::load(call.up, index);
+    bf16x8::store(call.out, index, bf16x8::silu_mul(gate, up));
 }
 
 // A thread has one vector of all there are.

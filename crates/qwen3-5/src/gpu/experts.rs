@@ -100,7 +100,7 @@ impl CudaExperts {
         scratch: &mut ExpertsScratch,
     ) -> Result<(), Refusal> {
         let (rows, stream, shape) = (pass.rows, pass.stream, self.shape);
-        self.shared.forward_to(pass, &mut scratch.shared, scratch.shared_out.view_mut())?;
+        self.shared.forward_to(pass, &mut scratch.shared, &mut scratch.shared_out)?;
         norm.queue_f32(pass, &mut scratch.x)?;
         gate(&mut self.router, &scratch.x, &mut scratch.logits, rows, stream)?;
         gate(&mut self.shared_gate, &scratch.x, &mut scratch.shared_gate, rows, stream)?;

@@ -1,10 +1,11 @@
 //! The dense feed-forward: `down(silu(gate(x)) * up(x))`.
 
-use device::{Buffer, Stream, ViewMut};
+use device::{Buffer, Stream};
 use half::bf16;
 use structure_core::Refusal;
 
 use super::layer::Pass;
+use super::seats::CudaSeats;
 use crate::cuda::SiluMul;
 use crate::ffn::DenseFfn;
 use crate::seats::SeatId;
@@ -40,27 +41,10 @@ impl CudaFfn {
         CudaFfn { gate_proj, up_proj, down_proj }
     }
 
-    /// From the normed rows to the features that `down` reads.
-    fn activate(&self, pass: &mut Pass<'_>, scratch: &mut FfnScratch) -> Result<(), Refusal> {
-        let rows = pass.rows;
-        let out = [scratch.gate.view_mut(), scratch.up.view_mut()];
-        pass.seats.project_together([self.gate_proj, self.up_proj], pass.x.view(), out, rows)?;
-        let width = scratch.gate.shape()[1];
-        let call = SiluMul {
-            gate: scratch.gate.view(),
-            up: scratch.up.view(),
-            out: scratch.activated.view_mut(),
-            rows,
-            width,
-        };
-        call.queue(pass.stream)
-    }
-
     /// From the normed rows to `update`.
     pub fn forward(&self, pass: &mut Pass<'_>, scratch: &mut FfnScratch) -> Result<(), Refusal> {
-        self.activate(pass, scratch)?;
-        let out = pass.update.view_mut();
-        pass.seats.project(self.down_proj, scratch.activated.view(), out, pass.rows)
+        self.gate_and_up(pass, scratch)?;
+        self.down(pass.seats, pass.stream, pass.rows, scratch, pass.update)
     }
 
     /// From the normed rows to rows elsewhere.
@@ -68,9 +52,31 @@ impl CudaFfn {
         &self,
         pass: &mut Pass<'_>,
         scratch: &mut FfnScratch,
-        out: ViewMut<'_>,
+        out: &mut Buffer<bf16>,
     ) -> Result<(), Refusal> {
-        self.activate(pass, scratch)?;
-        pass.seats.project(self.down_proj, scratch.activated.view(), out, pass.rows)
+        self.gate_and_up(pass, scratch)?;
+        self.down(pass.seats, pass.stream, pass.rows, scratch, out)
+    }
+
+    fn gate_and_up(&self, pass: &mut Pass<'_>, scratch: &mut FfnScratch) -> Result<(), Refusal> {
+        let out = [scratch.gate.view_mut(), scratch.up.view_mut()];
+        pass.seats.project_together([self.gate_proj, self.up_proj], pass.x.view(), out, pass.rows)
+    }
+
+    fn down(
+        &self,
+        seats: &mut CudaSeats,
+        stream: &Stream,
+        rows: usize,
+        FfnScratch { gate, up, activated }: &mut FfnScratch,
+        out: &mut Buffer<bf16>,
+    ) -> Result<(), Refusal> {
+        if seats.project_gated(self.down_proj, [gate.view(), up.view()], out.view_mut(), rows)? {
+            return Ok(());
+        }
+        let width = gate.shape()[1];
+        let call = SiluMul { gate: gate.view(), up: up.view(), out: activated.view_mut(), rows, width };
+        call.queue(stream)?;
+        seats.project(self.down_proj, activated.view(), out.view_mut(), rows)
     }
 }

@@ -82,6 +82,22 @@ impl CudaSeats {
         Seat::project_together(x, calls)
     }
 
+    /// Queues a projection of `silu(gate) * x`, if what serves the seat makes these rows itself; `false` where they are to be made
+    /// before.
+    pub fn project_gated(
+        &mut self,
+        SeatId(seat): SeatId,
+        [gate, x]: [View<'_>; 2],
+        y: ViewMut<'_>,
+        rows: usize,
+    ) -> Result<bool, Refusal> {
+        let seat = &mut self.seats[seat];
+        let (n, k) = (seat.n(), seat.k());
+        let [gate, x] = [gate.first(rows * k)?, x.first(rows * k)?];
+        let device = |view| Rows::device(view, &self.stream, rows, k);
+        seat.project_gated(device(gate)?, device(x)?, RowsMut::device(y.first(rows * n)?, rows, n)?)
+    }
+
     /// Bytes of all weights, as they are bound.
     pub fn bytes(&self) -> u64 {
         let bytes = |seat: &Seat| match seat.state() {

@@ -67,4 +67,13 @@ __device__ __forceinline__ float warp_sum(float value) {
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
+// silu(gate) * up, rounded once.
+__device__ __forceinline__ uint4 silu_mul(const uint4 &gate, const uint4 &up) {
+    const Floats by = unpack(up);
+    Floats out = unpack(gate);
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) out.value[i] = out.value[i] * sigmoid(out.value[i]) * by.value[i];
+    return pack(out);
+}
+
 }  // namespace bf16x8
