@@ -1,7 +1,4 @@
-//! Benches of `linear_proj`. With a GPU: time against the floor, tables, `results/<gpu>.json` and pictures. Without: the CPU arms.
-//!
-//! `cargo xtask bench linear_proj/w8a16_static` runs one implementation. `STRUCTURES_RESULTS` names another folder for the
-//! results; `STRUCTURES_PEERS` names the files of `benches/peers/peers.py` that go into them, with `:` between.
+//! Benches of `linear_proj`: on a GPU every implementation over the shapes of the 27B host, without one the CPU arms.
 
 use anyhow::Result;
 use criterion::{BenchmarkId, Criterion, Throughput};
@@ -9,18 +6,13 @@ use device::Device;
 use half::bf16;
 use linear_proj::{Bind, DenseWeights, Options, Rows, RowsMut};
 
-fn main() -> Result<()> {
-    #[cfg(kernels_built)]
-    if let Ok(gpu) = device::CudaDevice::open(0) {
-        return on_gpu::run(&gpu);
-    }
-    let mut criterion = Criterion::default().configure_from_args();
+/// The CPU arms, for their trend alone.
+pub fn on_cpu(criterion: &mut Criterion) -> Result<()> {
     for registration in structures::list()? {
         if registration.id.structure == linear_proj::STRUCTURE {
-            cpu_arm(&mut criterion, registration.id.variant)?;
+            cpu_arm(criterion, registration.id.variant)?;
         }
     }
-    criterion.final_summary();
     Ok(())
 }
 
@@ -55,35 +47,32 @@ fn cpu_arm(criterion: &mut Criterion, variant: &str) -> Result<()> {
 }
 
 #[cfg(kernels_built)]
-mod on_gpu {
-    use std::env;
-
+pub mod on_gpu {
     use anyhow::Result;
     use benches::results::Row;
-    use benches::{gpu, protocol, report};
+    use benches::{gpu, protocol};
     use device::{Buffer, CudaDevice, Device, Stream, Workspace};
     use half::bf16;
     use linear_proj::{Bind, BoundProj, DenseWeights, Options, Rows, RowsMut};
     use structure_core::Registration;
 
-    pub fn run(gpu: &CudaDevice) -> Result<()> {
-        let filter = env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
-        // Read first, so that a wrong file costs no measuring.
-        let peers = report::peers(gpu)?;
+    /// What `linear_proj` has of its own to measure.
+    pub fn ids() -> Result<Vec<String>> {
+        let ours =
+            structures::list()?.into_iter().filter(|entry| entry.id.structure == linear_proj::STRUCTURE);
+        Ok(ours.map(|entry| entry.id.to_string()).collect())
+    }
+
+    /// Measures one implementation.
+    pub fn run(id: &str, gpu: &CudaDevice, read_gbs: f64) -> Result<Vec<Row>> {
         let stream = gpu.new_stream()?;
-        let read_gbs = gpu::read_bandwidth(&stream)?;
-        eprintln!("{}: streaming read {read_gbs:.0} GB/s", gpu.name());
         let mut rows = Vec::new();
-        for registration in structures::list()? {
-            if registration.id.structure == linear_proj::STRUCTURE
-                && registration.id.to_string().contains(&filter)
-            {
-                for (n, k) in protocol::SHAPES {
-                    rows.extend(measure(registration, &stream, n, k, read_gbs)?);
-                }
+        for registration in structures::list()?.into_iter().filter(|entry| entry.id.to_string() == id) {
+            for (n, k) in protocol::SHAPES {
+                rows.extend(measure(registration, &stream, n, k, read_gbs)?);
             }
         }
-        report::write(gpu, read_gbs, rows, peers)
+        Ok(rows)
     }
 
     fn measure(

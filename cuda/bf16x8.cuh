@@ -65,7 +65,13 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// Few instructions, as a projection that makes its own rows has this in its way: e^-x to 2 + 1.2 |x| units in the last place, its
+// reciprocal to one. Nothing is left of it where e^-x overflows.
+__device__ __forceinline__ float sigmoid(float x) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0f + __expf(-x)));
+    return result;
+}
 
 // silu(gate) * up, rounded once.
 __device__ __forceinline__ uint4 silu_mul(const uint4 &gate, const uint4 &up) {

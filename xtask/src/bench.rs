@@ -16,14 +16,18 @@ const PEERS: &str = "STRUCTURES_PEERS";
 pub fn run(filter: Option<&str>, peers: bool) -> Result<()> {
     let nvcc = toolkit::nvcc_if_possible()?;
     let mut bench = command::cargo(nvcc.as_deref());
-    bench.args(["bench", "--package", "benches", "--bench", "*", "--"]).args(filter);
+    bench.args(["bench", "--package", "benches", "--bench", "all", "--"]).args(filter);
     bench.env(RESULTS, absolute(RESULTS)?.unwrap_or_else(|| paths::root().join("results").into()));
     if peers {
-        let file = paths::target().join("peers.json");
-        let mut python = Command::new("python3");
-        python.arg(paths::root().join("benches/peers/peers.py")).arg("--out").arg(&file);
-        command::run(&mut python)?;
-        bench.env(PEERS, file);
+        let mut files = Vec::new();
+        for program in ["peers", "decode"] {
+            let file = paths::target().join(format!("{program}.json"));
+            let mut python = Command::new("python3");
+            python.arg(paths::root().join(format!("benches/peers/{program}.py"))).arg("--out").arg(&file);
+            command::run(&mut python)?;
+            files.push(file);
+        }
+        bench.env(PEERS, env::join_paths(files)?);
     } else if let Some(files) = absolute(PEERS)? {
         bench.env(PEERS, files);
     }

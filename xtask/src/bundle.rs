@@ -59,8 +59,8 @@ fn build(nvcc: &Path) -> Result<Vec<(String, PathBuf)>> {
     let test = ["test", "--release", "--package", "conformance", "--test", "conformance", "--no-run"];
     let mut files = build(&test, "test")?;
     files.extend(build(&["build", "--release", "--package", "structures-cli"], "bin")?);
-    let benches = build(&["bench", "--package", "benches", "--bench", "*", "--no-run"], "bench")?;
-    files.extend(benches.into_iter().map(|(name, path)| (format!("bench-{name}"), path)));
+    let benches = build(&["bench", "--package", "benches", "--bench", "all", "--no-run"], "bench")?;
+    files.extend(benches.into_iter().map(|(_, path)| ("bench".to_string(), path)));
     Ok(files)
 }
 
@@ -108,7 +108,7 @@ mod tests {
 echo "${0##*/} $*"
 pwd
 echo "$STRUCTURES_ASSETS"
-[ -z "$STRUCTURES_PEERS" ] || cat "$STRUCTURES_PEERS"
+[ -z "$STRUCTURES_PEERS" ] || cat "${STRUCTURES_PEERS%%:*}" "${STRUCTURES_PEERS##*:}"
 "#;
 
     /// Writes its arguments to the file that the last of them names.
@@ -119,13 +119,15 @@ echo "$STRUCTURES_ASSETS"
         let script = at.join("run.sh");
         fs::create_dir_all(at).unwrap();
         fs::write(&script, RUN).unwrap();
-        for name in ["conformance", "structures", "bench-a", "bench-b"] {
+        for name in ["conformance", "structures", "bench"] {
             let path = at.join(name);
             fs::write(&path, PROGRAM).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         }
         fs::create_dir(at.join("peers")).unwrap();
-        fs::write(at.join("peers/peers.py"), PEERS).unwrap();
+        for program in ["peers", "decode"] {
+            fs::write(at.join(format!("peers/{program}.py")), PEERS).unwrap();
+        }
         script
     }
 
@@ -162,11 +164,9 @@ echo "$STRUCTURES_ASSETS"
             (Some(0), vec!["structures list --json".into(), root.clone(), assets.clone()])
         );
         let (_, lines) = sh(&script, &["bench", "w8a16"]);
-        let both = ["bench-a --bench w8a16", &root, &assets, "bench-b --bench w8a16", &root, &assets];
-        assert_eq!(lines, both);
-        let peers_first = ["bench-a --bench w8a16", &root, &assets, "--out"];
+        assert_eq!(lines, ["bench --bench w8a16", &root, &assets]);
         for args in [["bench", "w8a16", "--peers"], ["bench", "--peers", "w8a16"]] {
-            assert_eq!(sh(&script, &args).1[..4], peers_first);
+            assert_eq!(sh(&script, &args).1, ["bench --bench w8a16", &root, &assets, "--out", "--out"]);
         }
         assert_eq!(sh(&script, &["nope"]).0, Some(2));
         assert_eq!(sh(&script, &[]).0, Some(2));

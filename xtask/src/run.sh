@@ -30,16 +30,15 @@ bench)
     peers=
     for word; do
         shift
-        if [ "$word" = --peers ]; then peers=$here/peers.json; else set -- "$@" "$word"; fi
+        if [ "$word" = --peers ]; then peers=$here; else set -- "$@" "$word"; fi
     done
     if [ -n "$peers" ]; then
-        python3 "$here/peers/peers.py" --out "$peers"
-        STRUCTURES_PEERS=$peers
+        python3 "$here/peers/peers.py" --out "$peers/peers.json"
+        python3 "$here/peers/decode.py" --out "$peers/decode.json"
+        STRUCTURES_PEERS=$peers/peers.json:$peers/decode.json
         export STRUCTURES_PEERS
     fi
-    for bench in "$here"/bench-*; do
-        "$bench" --bench "$@"
-    done
+    exec "$here/bench" --bench "$@"
     ;;
 *)
     echo "usage: run.sh test|bench|peers|structures ARGS..." >&2

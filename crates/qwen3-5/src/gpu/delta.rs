@@ -83,8 +83,9 @@ impl CudaDelta {
         scratch: &mut DeltaScratch,
     ) -> Result<(), Refusal> {
         let rows = pass.rows;
-        let seats = [self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a];
-        let out = [&mut scratch.mixed, &mut scratch.z, &mut scratch.b, &mut scratch.a].map(Buffer::view_mut);
+        // Where b and a have a launch of their own, it is the first: the weights of the others are on their way meanwhile.
+        let seats = [self.in_proj_b, self.in_proj_a, self.in_proj_qkv, self.in_proj_z];
+        let out = [&mut scratch.b, &mut scratch.a, &mut scratch.mixed, &mut scratch.z].map(Buffer::view_mut);
         pass.seats.project_together(seats, pass.x.view(), out, rows)?;
         let call = DeltaRows {
             mixed: scratch.mixed.view(),
