@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cuda_runtime.h>
+#include <type_traits>
 
 #include "cluster.cuh"
 #include "decode_band.cuh"
@@ -114,16 +115,11 @@ struct QuantisedRows {
     __device__ float global(int m) const { return globals[m]; }
 };
 
-// One row, quantised in the kernel that multiplies it: each block has its slice of it, in shared memory. For one row that is less
-// work than waiting for another kernel.
-//
-// The row's largest magnitude is found by the blocks of a cluster together, or, with Alone, by every block over all of the row: a
-// call so short that it waits for little else saves the exchange.
-template <typename T, bool Alone>
+// One row, quantised in the kernel that multiplies it: each block finds the row's largest magnitude over all of it, of which a thread
+// holds `Held` vectors at once, and has its slice of it in shared memory. For one row that is less work than waiting for another
+// kernel, or for the other blocks of a cluster.
+template <typename T, int Held>
 struct OwnRow {
-    // Vectors that a thread loads at once: a slice is about as long as its block.
-    static constexpr int HELD = Alone ? 3 : 1;
-
     Rows<T> rows;
     const uint4 *slice = nullptr;  // in shared memory, from vector `from` on
     int64_t from = 0;
@@ -135,45 +131,34 @@ struct OwnRow {
         return ((tiles + slices - 1) / slices + 1) * 8 * static_cast<int64_t>(sizeof(uint4));
     }
 
-    __device__ static LargestOfCluster &of_cluster() {
-        __shared__ LargestOfCluster largest;
-        return largest;
-    }
-    __device__ static void open(int blocks) {
-        if constexpr (!Alone) of_cluster().open(blocks);
-    }
+    __device__ static void open(int) {}
 
     __device__ void prepare(const decode_band::Shape &shape, int64_t begin, int64_t end, char *shared) {
         uint4 *own = reinterpret_cast<uint4 *>(shared);
         from = begin / Vector::LENGTH;
-        const int64_t last = end / Vector::LENGTH, first = (Alone ? 0 : from) + threadIdx.x;
-        const int64_t all = Alone ? vectors(shape.K) : last;
-        Vector factors[HELD];
+        const int64_t last = end / Vector::LENGTH, all = vectors(shape.K), left = threadIdx.x + Held * blockDim.x;
+        Vector factors[Held];
 #pragma unroll
-        for (int i = 0; i < HELD; i++) factors[i] = rows.factors(first + i * blockDim.x);
+        for (int i = 0; i < Held; i++) factors[i] = rows.factors(threadIdx.x + i * blockDim.x);
         wait_for_previous();
-        uint4 held[HELD];
+        uint4 held[Held];
 #pragma unroll
-        for (int i = 0; i < HELD; i++) held[i] = rows.bits(0, first + i * blockDim.x);
+        for (int i = 0; i < Held; i++) held[i] = rows.bits(0, threadIdx.x + i * blockDim.x);
         uint32_t largest = 0;
 #pragma unroll
-        for (int i = 0; i < HELD; i++) largest = max(largest, rows.balanced(held[i], factors[i]).largest_magnitude());
+        for (int i = 0; i < Held; i++) largest = max(largest, rows.balanced(held[i], factors[i]).largest_magnitude());
 #pragma unroll 1
-        for (int64_t v = first + HELD * blockDim.x; v < all; v += blockDim.x)
-            largest = max(largest, rows.load(0, v).largest_magnitude());
-        if constexpr (Alone) {
-            largest = largest_of_block(largest);
-        } else {
-            const int slices = 1 << shape.slice_bits;
-            largest = of_cluster().of(largest, blockIdx.x & (slices - 1), slices);
-            cluster_arrive_relaxed();  // for the wait that the kernel has yet to do
-        }
-        scale = rows.global(largest);
+        for (int64_t v = left; v < all; v += blockDim.x) largest = max(largest, rows.load(0, v).largest_magnitude());
+        scale = rows.global(largest_of_block(largest));
         const float reciprocal = __frcp_rn(scale);
+#pragma unroll
+        for (int i = 0; i < Held; i++) {
+            const int64_t v = threadIdx.x + i * blockDim.x;
+            if (v >= from && v < last) own[v - from] = quantise_half(rows.balanced(held[i], factors[i]), scale, reciprocal);
+        }
 #pragma unroll 1
-        for (int64_t v = from + threadIdx.x; v < last; v += blockDim.x)
-            own[v - from] =
-                quantise_half(!Alone && v == first ? rows.balanced(held[0], factors[0]) : rows.load(0, v), scale, reciprocal);
+        for (int64_t v = left; v < last; v += blockDim.x)
+            if (v >= from) own[v - from] = quantise_half(rows.load(0, v), scale, reciprocal);
         slice = own;
         __syncthreads();
     }
@@ -236,37 +221,45 @@ inline int slices(int64_t groups) {
     return groups <= 64 ? 8 : groups <= 512 ? 4 : groups <= 1188 ? 2 : 1;
 }
 
-// The fastest forms of those that were measured on an H200.
-//
-// One row: few blocks of many features, one a multiprocessor, so that few quantise it. With very many blocks even that is too much,
-// and the quantiser does it.
-template <typename T>
-auto choose_own(int64_t groups) {
-    const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 1, Format, OwnRow<T, false>, T>(); };
-    if (groups <= 792) return kernel(Form<6, 2, 1, Tail::Skip>());
-    return groups <= 1056 ? kernel(Form<8, 2, 1, Tail::Skip>()) : kernel(Form<6, 3, 1, Tail::Skip, Activations::Early, 0, 8>());
-}
+// A kernel for one row that quantises it itself.
+template <typename T, int Held>
+using OwnKernel = decode_band::Kernel<Format, OwnRow<T, Held>, T>;
 
-template <typename T>
-auto kernel_alone() {
-    return decode_band::kernel<Form<2, 1, 4, Tail::Skip>, 1, Format, OwnRow<T, true>, T>();
+// Calls `use` with the fastest kernel for one row of those that were measured on an H200: few blocks of many features, one a
+// multiprocessor, so that few quantise the row, and threads enough to hold it. With very many blocks even that is too much, and the
+// quantiser does it.
+template <typename T, typename Use>
+cudaError_t with_own(int64_t groups, int64_t k, Use use) {
+    const auto kernel = [&](auto form, auto held) {
+        constexpr int HELD = decltype(held)::value;
+        return use(OwnKernel<T, HELD>(decode_band::kernel<decltype(form), 1, Format, OwnRow<T, HELD>, T>()));
+    };
+    using std::integral_constant;
+    if (groups <= 64) return kernel(Form<2, 1, 4, Tail::Skip>(), integral_constant<int, 3>());
+    if (groups <= 512)
+        return k <= 6144 ? kernel(Form<3, 2, 1, Tail::Skip, Activations::Early, 0, 8>(), integral_constant<int, 2>())
+                         : kernel(Form<6, 2, 1, Tail::Skip, Activations::Early, 0, 8>(), integral_constant<int, 3>());
+    if (groups <= 792) return kernel(Form<6, 2, 1, Tail::Skip>(), integral_constant<int, 1>());
+    if (groups <= 1056) return kernel(Form<8, 2, 1, Tail::Skip>(), integral_constant<int, 1>());
+    return kernel(Form<6, 3, 1, Tail::Skip, Activations::Early, 0, 8>(), integral_constant<int, 1>());
 }
 
 // Whether that is the way for this call: its slice fits beside the sums.
-inline bool own_row(int64_t m, int64_t groups, int64_t k, int slices) {
-    return m == 1 && groups <= 2376 && OwnRow<float, false>::bytes(k, slices) <= decode_band::MAX_SHARED / 2;
+template <typename T>
+bool own_row(int64_t m, int64_t groups, int64_t k, int slices) {
+    return m == 1 && groups <= 2376 && OwnRow<T, 1>::bytes(k, slices) <= decode_band::MAX_SHARED / 2;
 }
 
-template <typename T, bool Alone>
-cudaError_t launch_own(const decode_band::Kernel<Format, OwnRow<T, Alone>, T> &kernel,
-                       const decode_band::Matrices<Format, T> &matrices, const Rows<T> &rows, int slices, bool overlap,
-                       cudaStream_t stream) {
-    OwnRow<T, Alone> own;
+template <typename T, int Held>
+cudaError_t launch_own(const OwnKernel<T, Held> &kernel, const decode_band::Matrices<Format, T> &matrices, const Rows<T> &rows,
+                       int slices, bool overlap, cudaStream_t stream) {
+    OwnRow<T, Held> own;
     own.rows = rows;
-    const int64_t bytes = OwnRow<T, Alone>::bytes(rows.K, slices);
+    const int64_t bytes = OwnRow<T, Held>::bytes(rows.K, slices);
     return decode_band::launch(kernel, matrices, own, bytes, 1, rows.K, slices, overlap, stream);
 }
 
+// The fastest forms of those that were measured on an H200.
 template <typename T>
 auto choose_narrow(int64_t groups) {
     const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 1, Format, QuantisedRows<1>, T>(); };
@@ -315,9 +308,8 @@ cudaError_t launch(const decode_band::Matrices<Format, T> &matrices, const Rows<
                    bool clusters, bool overlap, cudaStream_t stream) {
     const int64_t k = rows.K, groups = decode_band::groups(matrices);
     const int cut = clusters ? slices(groups) : 1;
-    if (own_row(m, groups, k, cut))
-        return groups <= 64 ? launch_own(kernel_alone<T>(), matrices, rows, cut, overlap, stream)
-                            : launch_own(choose_own<T>(groups), matrices, rows, cut, overlap, stream);
+    if (own_row<T>(m, groups, k, cut))
+        return with_own<T>(groups, k, [&](const auto &kernel) { return launch_own(kernel, matrices, rows, cut, overlap, stream); });
     const int column_tiles = m > decode_band::COLUMNS ? 2 : 1;
     const cudaError_t error = launch_quantiser<Bf16Fragments>(rows, scratch, m, column_tiles, clusters, overlap, stream);
     if (error != cudaSuccess) return error;
@@ -333,9 +325,10 @@ cudaError_t launch(const decode_band::Matrices<Format, T> &matrices, const Rows<
 template <typename T>
 cudaError_t prepare() {
     cudaError_t error = decode_band::load(quantise<Bf16Fragments, T>);
-    if (error == cudaSuccess) error = decode_band::load(kernel_alone<T>().function);
     for (int64_t groups : {1, 65, 513, 793, 961, 2049}) {
-        if (error == cudaSuccess) error = decode_band::load(choose_own<T>(groups).function);
+        for (int64_t k : {64, 16384})
+            if (error == cudaSuccess)
+                error = with_own<T>(groups, k, [](const auto &kernel) { return decode_band::load(kernel.function); });
         if (error == cudaSuccess) error = decode_band::load(choose_narrow<T>(groups).function);
         if (error == cudaSuccess) error = decode_band::load(choose_wide<T>(groups).function);
     }
