@@ -34,7 +34,7 @@ struct Call {
     const float *inverse_balance;  // [K], or null
     bool single_level;             // whether the rows' global scales are 1
     const void *x;                 // [M, K]
-    const void *gate;              // [M, K] of BF16, or null
+    const void *gate;              // [M, K] of BF16, or null; M is then at most 16
     void *scratch;                 // scratch_bytes of it for calls of up to `chunk` rows
     int64_t chunk;                 // rows that are taken at a time, at least those of the decode band
     int64_t m, k;                  // k a multiple of 16
@@ -119,7 +119,7 @@ cudaError_t project(const Call &call, cudaStream_t stream) {
 
 inline cudaError_t project(const Call &call, cudaStream_t stream) {
     const bool blocks = call.k >= BLOCK && call.k % BLOCK == 0;
-    if (call.gate != nullptr && call.dtype != DType::BF16) return cudaErrorInvalidValue;
+    if (call.gate != nullptr && (call.dtype != DType::BF16 || call.m > decode_band::MAX_ROWS)) return cudaErrorInvalidValue;
     if (!blocks || call.m < 1 || call.chunk < decode_band::MAX_ROWS) return cudaErrorInvalidValue;
     for (int i = 0; i < call.count; i++)
         if (call.matrices[i].n < 1) return cudaErrorInvalidValue;

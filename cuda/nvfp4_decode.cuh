@@ -5,9 +5,7 @@
 #include <cuda_runtime.h>
 #include <type_traits>
 
-#include "cluster.cuh"
 #include "decode_band.cuh"
-#include "exchange.cuh"
 #include "launch.cuh"
 #include "nvfp4_rows.cuh"
 #include "nvfp4_weights.cuh"
@@ -32,14 +30,6 @@ __device__ __forceinline__ int64_t fragment_index(int64_t m, int64_t vector, int
     return ((tile * column_tiles + m / 8) * 2 + half) * 32 + m % 8 * 4 + t;
 }
 
-constexpr int QUANTISER_CLUSTER = 8, MAX_QUANTISER_THREADS = 512;
-
-// Threads of a block of the quantiser: those of a cluster's eight have one vector of the row each, up to a limit.
-inline int quantiser_threads(int64_t k) {
-    const int64_t threads = (vectors(k) / QUANTISER_CLUSTER + 31) / 32 * 32;
-    return static_cast<int>(threads < 32 ? 32 : threads < MAX_QUANTISER_THREADS ? threads : MAX_QUANTISER_THREADS);
-}
-
 // Half a block; the thread beside has the other half.
 __device__ __forceinline__ uint4 quantise_half(const Vector &in, float global, float reciprocal) {
     uint32_t largest = in.largest_magnitude();
@@ -55,46 +45,68 @@ struct Bf16Fragments {
     }
 };
 
-// The largest of the threads of a cluster, which has at most as many blocks as the quantiser's.
-struct LargestOfCluster {
-    Exchange exchange;
-    uint32_t by_block[QUANTISER_CLUSTER];
+// A row that a block looks through. A thread holds `Held` of its vectors, and reads those of a longer row again.
+template <typename T, int Held>
+struct WholeRow {
+    const Rows<T> &rows;
+    const int64_t m;
+    Vector factors[Held];
+    uint4 held[Held];
 
-    __device__ void open(int blocks) { exchange.open(blocks, blocks); }
-    __device__ uint32_t of(uint32_t largest, int rank, int blocks) {
-        largest = largest_of_block(largest);
-        cluster_wait();
-        if (threadIdx.x < blocks) exchange.send(blocks, &by_block[rank], threadIdx.x, largest);
-        exchange.receive(blocks);
+    // Loads what no kernel writes.
+    __device__ WholeRow(const Rows<T> &rows, int64_t m) : rows(rows), m(m) {
+#pragma unroll
+        for (int i = 0; i < Held; i++) factors[i] = rows.factors(vector(i));
+    }
+
+    __device__ static int64_t vector(int i) { return threadIdx.x + i * static_cast<int64_t>(blockDim.x); }
+
+    // Loads the row; its largest magnitude.
+    __device__ uint32_t load() {
+#pragma unroll
+        for (int i = 0; i < Held; i++) held[i] = rows.bits(m, vector(i));
+        uint32_t largest = 0;
+#pragma unroll
+        for (int i = 0; i < Held; i++) largest = max(largest, rows.balanced(held[i], factors[i]).largest_magnitude());
 #pragma unroll 1
-        for (int block = 0; block < blocks; block++) largest = max(largest, by_block[block]);
-        return largest;
+        for (int64_t v = vector(Held); v < vectors(rows.K); v += blockDim.x)
+            largest = max(largest, rows.load(m, v).largest_magnitude());
+        return largest_of_block(largest);
+    }
+
+    // Gives the vectors `from` to `last`, which are whole tiles, to `use`.
+    template <typename Use>
+    __device__ void each(int64_t from, int64_t last, Use use) const {
+#pragma unroll
+        for (int i = 0; i < Held; i++)
+            if (vector(i) >= from && vector(i) < last) use(vector(i), rows.balanced(held[i], factors[i]));
+#pragma unroll 1
+        for (int64_t v = vector(Held); v < last; v += blockDim.x)
+            if (v >= from) use(v, rows.load(m, v));
     }
 };
 
-// One cluster quantises one row: to quantised, by fragments, and globals [M]. Blocks past the end of the row are zeros.
-template <typename Fragments, typename T>
-__global__ void __launch_bounds__(MAX_QUANTISER_THREADS)
-    quantise(const Rows<T> rows, int cluster, int column_tiles, uint4 *__restrict__ quantised, float *__restrict__ globals) {
-    if constexpr (!decode_band::COMPILED<Fragments>) return;
-    __shared__ LargestOfCluster whole;
-    let_next_start();
-    if (threadIdx.x == 0) whole.open(cluster);
-    cluster_arrive_relaxed();
-    const int64_t m = blockIdx.x / cluster, end = vectors(rows.K);
-    const int rank = blockIdx.x % cluster, stride = cluster * blockDim.x;
-    const int64_t first = rank * blockDim.x + threadIdx.x;
-    const Vector factors = rows.factors(first);
-    wait_for_previous();
+constexpr int QUANTISERS = 4;  // blocks of a row
+constexpr int64_t LONG_ROW = 8192;  // of which a thread of them has three vectors, not two
+constexpr int MAX_QUANTISER_THREADS = 768;
 
-    const Vector held = rows.balanced(rows.bits(m, first), factors);
-    uint32_t largest = held.largest_magnitude();
-    for (int64_t v = first + stride; v < end; v += stride) largest = max(largest, rows.load(m, v).largest_magnitude());
-    largest = whole.of(largest, rank, cluster);
-    const float global = rows.global(largest), reciprocal = __frcp_rn(global);
-    if (first == 0) globals[m] = global;
-    for (int64_t v = first; v < end; v += stride)
-        Fragments::store(quantised, m, v, column_tiles, v == first ? held : rows.load(m, v), global, reciprocal);
+// Quantises rows: to quantised, by fragments, and globals [M]. Each block looks through all of its row and quantises a part of it:
+// that takes less time than to exchange what they find. Blocks past the end of the row are zeros.
+template <typename Fragments, typename T, int Held>
+__global__ void __launch_bounds__(MAX_QUANTISER_THREADS)
+    quantise(const Rows<T> rows, int column_tiles, uint4 *__restrict__ quantised, float *__restrict__ globals) {
+    if constexpr (!decode_band::COMPILED<Fragments>) return;
+    const int64_t m = blockIdx.x / QUANTISERS, tiles = vectors(rows.K) / 8;
+    const int part = blockIdx.x % QUANTISERS;
+    WholeRow<T, Held> row(rows, m);
+    wait_for_previous();
+    // Not before: the projection would start, and load weights, while the kernel that writes the rows still runs.
+    let_next_start();
+    const float global = rows.global(row.load()), reciprocal = __frcp_rn(global);
+    if (part == 0 && threadIdx.x == 0) globals[m] = global;
+    row.each(tiles * part / QUANTISERS * 8, tiles * (part + 1) / QUANTISERS * 8, [&](int64_t v, const Vector &in) {
+        Fragments::store(quantised, m, v, column_tiles, in, global, reciprocal);
+    });
 }
 
 // Rows that the quantiser has left.
@@ -115,9 +127,8 @@ struct QuantisedRows {
     __device__ float global(int m) const { return globals[m]; }
 };
 
-// One row, quantised in the kernel that multiplies it: each block finds the row's largest magnitude over all of it, of which a thread
-// holds `Held` vectors at once, and has its slice of it in shared memory. For one row that is less work than waiting for another
-// kernel, or for the other blocks of a cluster.
+// One row, quantised in the kernel that multiplies it: each block looks through all of it, and has its slice in shared memory. For one
+// row that is less work than to wait for another kernel, or for the other blocks of a cluster.
 template <typename T, int Held>
 struct OwnRow {
     Rows<T> rows;
@@ -133,32 +144,15 @@ struct OwnRow {
 
     __device__ static void open(int) {}
 
-    __device__ void prepare(const decode_band::Shape &shape, int64_t begin, int64_t end, char *shared) {
+    __device__ void prepare(const decode_band::Shape &, int64_t begin, int64_t end, char *shared) {
         uint4 *own = reinterpret_cast<uint4 *>(shared);
         from = begin / Vector::LENGTH;
-        const int64_t last = end / Vector::LENGTH, all = vectors(shape.K), left = threadIdx.x + Held * blockDim.x;
-        Vector factors[Held];
-#pragma unroll
-        for (int i = 0; i < Held; i++) factors[i] = rows.factors(threadIdx.x + i * blockDim.x);
+        WholeRow<T, Held> row(rows, 0);
         wait_for_previous();
-        uint4 held[Held];
-#pragma unroll
-        for (int i = 0; i < Held; i++) held[i] = rows.bits(0, threadIdx.x + i * blockDim.x);
-        uint32_t largest = 0;
-#pragma unroll
-        for (int i = 0; i < Held; i++) largest = max(largest, rows.balanced(held[i], factors[i]).largest_magnitude());
-#pragma unroll 1
-        for (int64_t v = left; v < all; v += blockDim.x) largest = max(largest, rows.load(0, v).largest_magnitude());
-        scale = rows.global(largest_of_block(largest));
+        scale = rows.global(row.load());
         const float reciprocal = __frcp_rn(scale);
-#pragma unroll
-        for (int i = 0; i < Held; i++) {
-            const int64_t v = threadIdx.x + i * blockDim.x;
-            if (v >= from && v < last) own[v - from] = quantise_half(rows.balanced(held[i], factors[i]), scale, reciprocal);
-        }
-#pragma unroll 1
-        for (int64_t v = left; v < last; v += blockDim.x)
-            if (v >= from) own[v - from] = quantise_half(rows.load(0, v), scale, reciprocal);
+        row.each(from, end / Vector::LENGTH,
+                 [&](int64_t v, const Vector &in) { own[v - from] = quantise_half(in, scale, reciprocal); });
         slice = own;
         __syncthreads();
     }
@@ -291,15 +285,24 @@ struct Scratch {
 
 // Queues the quantiser.
 template <typename Fragments, typename T>
-cudaError_t launch_quantiser(const Rows<T> &rows, const Scratch &scratch, int64_t m, int column_tiles, bool clusters, bool overlap,
+cudaError_t launch_quantiser(const Rows<T> &rows, const Scratch &scratch, int64_t m, int column_tiles, bool overlap,
                              cudaStream_t stream) {
+    const bool is_long = rows.K > LONG_ROW;
+    const int64_t threads = (vectors(rows.K) / (is_long ? 3 : 2) + 31) / 32 * 32;
     Launch launch = {};
-    launch.cluster = clusters ? QUANTISER_CLUSTER : 1;
-    launch.blocks = m * launch.cluster;
-    launch.threads = quantiser_threads(rows.K);
+    launch.blocks = m * QUANTISERS;
+    launch.threads = static_cast<int>(threads < MAX_QUANTISER_THREADS ? threads : MAX_QUANTISER_THREADS);
     launch.overlap = overlap;
     launch.stream = stream;
-    return launch_kernel(launch, quantise<Fragments, T>, rows, launch.cluster, column_tiles, scratch.rows, scratch.globals);
+    return launch_kernel(launch, is_long ? quantise<Fragments, T, 3> : quantise<Fragments, T, 2>, rows, column_tiles, scratch.rows,
+                         scratch.globals);
+}
+
+// Loads it into the current context.
+template <typename Fragments, typename T>
+cudaError_t prepare_quantiser() {
+    const cudaError_t error = decode_band::load(quantise<Fragments, T, 2>);
+    return error != cudaSuccess ? error : decode_band::load(quantise<Fragments, T, 3>);
 }
 
 // Queues the quantiser, where there is one, and the projection of x [M, K] by all matrices, M up to 16, K a multiple of 16.
@@ -311,7 +314,7 @@ cudaError_t launch(const decode_band::Matrices<Format, T> &matrices, const Rows<
     if (own_row<T>(m, groups, k, cut))
         return with_own<T>(groups, k, [&](const auto &kernel) { return launch_own(kernel, matrices, rows, cut, overlap, stream); });
     const int column_tiles = m > decode_band::COLUMNS ? 2 : 1;
-    const cudaError_t error = launch_quantiser<Bf16Fragments>(rows, scratch, m, column_tiles, clusters, overlap, stream);
+    const cudaError_t error = launch_quantiser<Bf16Fragments>(rows, scratch, m, column_tiles, overlap, stream);
     if (error != cudaSuccess) return error;
     if (column_tiles == 2) {
         const QuantisedRows<2> quantised = {scratch.rows, scratch.globals};
@@ -324,7 +327,7 @@ cudaError_t launch(const decode_band::Matrices<Format, T> &matrices, const Rows<
 // Loads every kernel that `launch` may choose into the current context.
 template <typename T>
 cudaError_t prepare() {
-    cudaError_t error = decode_band::load(quantise<Bf16Fragments, T>);
+    cudaError_t error = prepare_quantiser<Bf16Fragments, T>();
     for (int64_t groups : {1, 65, 513, 793, 961, 2049}) {
         for (int64_t k : {64, 16384})
             if (error == cudaSuccess)

@@ -172,7 +172,7 @@ cudaError_t launch(const decode_band::Matrices<Format, T> &matrices, const Rows<
     const int column_tiles = m > decode_band::COLUMNS ? 2 : 1;
     const int slices = clusters ? nvfp4_decode::slices(decode_band::groups(matrices)) : 1;
     const cudaError_t error =
-        nvfp4_decode::launch_quantiser<Fragments>(rows, scratch, m, column_tiles, clusters, overlap, stream);
+        nvfp4_decode::launch_quantiser<Fragments>(rows, scratch, m, column_tiles, overlap, stream);
     if (error != cudaSuccess) return error;
     if (column_tiles == 2) {
         const QuantisedRows<2> quantised = {scratch.rows, scratch.globals};
@@ -185,7 +185,7 @@ cudaError_t launch(const decode_band::Matrices<Format, T> &matrices, const Rows<
 // Loads every kernel that `launch` may choose into the current context.
 template <typename T>
 cudaError_t prepare() {
-    cudaError_t error = decode_band::load(nvfp4_decode::quantise<Fragments, T>);
+    cudaError_t error = nvfp4_decode::prepare_quantiser<Fragments, T>();
     if (error == cudaSuccess) error = decode_band::load(kernel<1, T>().function);
     return error != cudaSuccess ? error : decode_band::load(kernel<2, T>().function);
 }

@@ -38,7 +38,7 @@ typedef struct {
     int32_t count;                /* of matrices, at least 1 */
     int32_t dtype;                /* of x and y, one of the above */
     const void *x;                /* [M, K] of dtype */
-    const void *gate;             /* [M, K], or null: x is to be bf16(silu(gate) * x), where dtype is BF16 */
+    const void *gate;             /* [M, K], or null: x is to be bf16(silu(gate) * x); BF16, and M up to 16 */
     void *scratch;                /* as many bytes as nvfp4_dynamic_scratch_bytes says of `chunk` rows */
     int64_t chunk;                /* rows that are taken at a time, at least 16 */
     int64_t m;                    /* at least 1 */
