@@ -169,10 +169,11 @@ struct Block {
     const int key_dim, value_dim, taps, before, warp, lane;
     int ranks, rank, slices, slice, key_head, head, first;  // `first` of the head's columns
     int channels, values;                                   // of a row, and of a row of z
-    // Of this thread: its part of the state in slot 0; its 16 bytes of the chunk's row 0, and of the rows before it in slot 0;
-    // the first row that it copies, and the distance of rows there; the gates of its row; the column and the scale that it
-    // finishes rows with.
+    // Of this thread: its part of the state in slot 0, and in the slot that the call starts from; its 16 bytes of the chunk's row
+    // 0, of the rows before row 0 of the call, and of what it copies first; the index of that, and the distance of rows there; the
+    // gates of its row; the column and the scale that it finishes rows with; its 16 bytes of the convolution's state in slot 0.
     float *matrix;
+    const float *start;
     const __nv_bfloat16 *source, *old, *next;
     int copied, stride;
     bool keeps, has_column;
@@ -197,6 +198,7 @@ struct Block {
     __device__ bool whole_key(int k) const { return Usual || k < key_dim; }
     __device__ bool whole_value(int column) const { return Usual || first + column < value_dim; }
     __device__ int column(int i) const { return warp * WARP_COLUMNS + i * (32 / LANES) + lane / LANES; }
+    __device__ bool is_busy() const { return warp == 0 || warp >= WARPS - 2; }  // with a single row
     __device__ int gated_row() const { return THREADS - 1 - static_cast<int>(threadIdx.x); }
 
     __device__ bool copies_old() const { return copied < before; }
@@ -238,6 +240,7 @@ struct Block {
         has_column = whole_value(mine), scale = has_column ? call.scale[first + mine] : 0.0f;
         out = static_cast<__nv_bfloat16 *>(call.out) + first_column + mine;
         settle(matrix), settle(source), settle(old), settle(source_b), settle(source_a), settle(out), settle(kept), settle(next);
+        start = matrix;
     }
 
     // The state of a head is under way to the L2 cache before the kernel before is over. The slot may still change.
@@ -251,20 +254,21 @@ struct Block {
         if (copied < INT32_MAX) prefetch_line(source);
     }
 
-    // Moves the addresses from slot 0 to another. One that does not exist leaves nothing but NaN.
+    // Moves what the call starts from to a slot. One that does not exist leaves nothing but NaN.
     __device__ void start_from(int64_t slot) {
         if (slot < 0 || slot >= call.slots) slot = 0, rate = NAN;
-        matrix += slot * values * key_dim;
+        start += slot * values * key_dim;
         old += slot * before * channels;
         if (copies_old()) next += slot * before * channels;
     }
 
     __device__ void load_state() {
+        __syncwarp();  // no load moves up across it
 #pragma unroll
         for (int i = 0; i < LANE_COLUMNS; i++)
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
-                const float *address = matrix + i * (32 / LANES) * key_dim + part * 4 * LANES;
+                const float *address = start + i * (32 / LANES) * key_dim + part * 4 * LANES;
                 uint4 bits = {};
                 if (whole_value(column(i)) && whole_key(part * 4 * LANES + lane % LANES * 4))
                     bits = load_streaming(reinterpret_cast<const uint4 *>(address));
@@ -354,7 +358,8 @@ struct Block {
         if (lane == 0) row.product = sums[2] * q_scale * k_scale;
     }
 
-    // Queries, keys and values of a chunk. Few rows find a warp each for their queries and keys, and another for their values.
+    // Queries, keys and values of a chunk. Few rows find a warp each for their queries and keys, and for their values; the last
+    // warp has the gates first.
     __device__ void prepare(int rows) const {
 #pragma unroll 1
         for (int row = warp; row < rows; row += WARPS) query_and_key(row);
@@ -488,16 +493,13 @@ __global__ void __launch_bounds__(Block<Keys, Columns, Usual>::THREADS, Usual ? 
     Block<Keys, Columns, Usual> block(call, memory, capacity);
     block.begin();
     cluster_arrive_relaxed();
-    const auto start = [&] { return call.from ? *reinterpret_cast<const volatile int32_t *>(call.from) : 0; };
-    const int64_t likely = start();
+    const auto slot = [&] { return call.from ? *reinterpret_cast<const volatile int32_t *>(call.from) : 0; };
+    const int64_t likely = slot();
     block.prefetch_state(likely >= 0 && likely < call.slots ? likely : 0);
-    float *const slots = block.matrix;
     // All blocks of the cluster run, and have barriers.
     cluster_wait();
     wait_for_previous();
-    // Not earlier: blocks of the kernel after the next would crowd in too, two of one kernel on a multiprocessor.
-    let_next_start();
-    if (call.from) block.start_from(start());
+    if (call.from) block.start_from(slot());
 
     int64_t left = call.rows;
 #pragma unroll 1
@@ -506,23 +508,23 @@ __global__ void __launch_bounds__(Block<Keys, Columns, Usual>::THREADS, Usual ? 
         left -= rows;
         const int side = chunk % 2;
         block.copy_rows(chunk == 0, rows);
+        // Not earlier: blocks of the kernel after the next would crowd in too, two of one kernel on a multiprocessor.
+        if (chunk == 0) let_next_start();
         if (threadIdx.x == 0)
             mbarrier_arrive_expecting(block.shared.barriers + side, rows * block.slices * block.WARPS * sizeof(float));
         wait_for_copies();
         __syncthreads();
-        // The first time this block has read the convolution's state. Its part of the other state comes while queries and keys are
-        // made: before, the rows would have to wait for it.
-        if (chunk == 0) {
-            cluster_arrive_relaxed();
-            block.load_state();
-            block.matrix = slots;
-        }
+        // The first time this block has read the convolution's state. The other state comes behind the rows, and behind what is to
+        // be made of the first.
+        if (chunk == 0) cluster_arrive_relaxed();
+        if (chunk == 0 && !block.is_busy()) block.load_state();
         block.gates(rows);
         block.prepare(rows);
+        if (chunk == 0 && block.is_busy()) block.load_state();
         __syncthreads();
         block.pass(rows, side);
         if (left == 0) {
-            if (!call.keep) block.store_state(slots);
+            if (!call.keep) block.store_state(block.matrix);
             // All blocks of the cluster have read what this replaces.
             cluster_wait();
             for (int row = call.keep ? 0 : rows - 1; row < rows; row++) block.store_rows(row, call.keep ? row : 0);
