@@ -1,6 +1,4 @@
 // The mixer of a gated-delta layer: which kernel a shape takes.
-#include <algorithm>
-
 #include "gated_delta.cuh"
 
 namespace {
@@ -9,11 +7,10 @@ using gated_delta::Call;
 
 // Blocks of a cluster: as many as any device takes, and two where `st.async` is to find one.
 constexpr int MIN_CLUSTER = 2, MAX_CLUSTER = 8;
-constexpr int COLUMNS = 64;     // of a block
-constexpr int CHUNK = 64;       // rows of a chunk, where shared memory has room for them
+constexpr int MAX_KEY_HEADS = 1 << 15;  // so that the channels of a row are counted in 32 bits
+constexpr int COLUMNS = 64;             // of a block
+constexpr int CHUNK = 64;               // rows of a chunk, where shared memory has room for them
 constexpr int MAX_SHARED = 200 << 10;
-// More than half of what a multiprocessor has: where two blocks share one while another has none, both are late.
-constexpr int MIN_SHARED = 116 << 10;
 
 struct Kernel {
     void (*function)(Call, int);
@@ -36,12 +33,13 @@ int cluster(const Call &call) { return call.heads / call.key_heads * ((call.valu
 
 bool fits(const Kernel &kernel, const Call &call) {
     if (!kernel.usual) return call.key_dim <= kernel.keys;
-    return call.key_dim == kernel.keys && call.value_dim % COLUMNS == 0 && call.taps == gated_delta::USUAL_TAPS;
+    return call.key_dim == kernel.keys && call.value_dim == gated_delta::USUAL_VALUES && call.taps == gated_delta::USUAL_TAPS;
 }
 
 bool takes(const Call &call) {
     const auto dim = [](int32_t dim) { return dim >= 16 && dim <= 256 && dim % 16 == 0; };
-    const bool heads = call.key_heads >= 1 && call.heads >= 1 && call.heads % call.key_heads == 0;
+    const bool key_heads = call.key_heads >= 1 && call.key_heads <= MAX_KEY_HEADS;
+    const bool heads = key_heads && call.heads >= 1 && call.heads % call.key_heads == 0;
     const int64_t written = call.keep ? call.rows : 1;
     return call.rows >= 1 && heads && dim(call.key_dim) && dim(call.value_dim) && call.taps >= 2 && call.taps <= 8 &&
            cluster(call) >= MIN_CLUSTER && cluster(call) <= MAX_CLUSTER && written <= call.slots &&
@@ -76,7 +74,7 @@ extern "C" int qwen3_5_gated_delta(const qwen3_5_gated_delta_call *call, cudaStr
         launch.cluster = cluster(*call);
         launch.blocks = static_cast<int64_t>(call->key_heads) * launch.cluster;
         launch.threads = kernel.threads;
-        launch.shared = static_cast<size_t>(std::max<int64_t>(kernel.bytes(call->taps, rows), MIN_SHARED));
+        launch.shared = static_cast<size_t>(kernel.bytes(call->taps, rows));
         launch.overlap = call->overlap != 0;
         launch.stream = stream;
         return launch_kernel(launch, kernel.function, *call, rows);

@@ -41,7 +41,7 @@ typedef struct {
     const int32_t *from;   /* [1]: the slot that the call starts from; null for slot 0. Another than those gives NaN */
     int64_t rows;
     int64_t slots;
-    int32_t key_heads;
+    int32_t key_heads;     /* up to 32768 */
     int32_t heads;         /* a multiple of key_heads; 2 to 8 blocks of 64 value_dim for each of those */
     int32_t key_dim;       /* a multiple of 16 up to 256 */
     int32_t value_dim;     /* a multiple of 16 up to 256 */
