@@ -1,6 +1,7 @@
 // The second kernel of attention: adds up the splits of a row, in a fixed order that its position alone decides.
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
 #include <cuda_bf16.h>
 
@@ -40,7 +41,8 @@ struct Scratch {
 struct Pass {
     int64_t first_row;
     int32_t rows;
-    int32_t splits;    // of the window
+    int32_t splits;    // there is scratch for
+    int32_t slots;     // of the ring
     float log2_scale;  // of a score, times log2(e)
 };
 
@@ -63,7 +65,8 @@ constexpr int THREADS = 256;
 constexpr int PART = 64;                 // elements of head_dim of a block
 constexpr int LANES = PART / 4;          // threads that share a split
 constexpr int SLICES = THREADS / LANES;  // slice i has splits i, i + SLICES and so on
-constexpr int AHEAD = 8;                 // splits of a slice under way
+constexpr int AHEAD = (MAX_SPLITS + SLICES - 1) / SLICES;  // splits of a slice
+static_assert(MAX_SPLITS <= THREADS, "a thread has one split's weight");
 
 __device__ __forceinline__ void add(float4 &sum, float weight, const float4 &value) {
     sum.x = __fmaf_rn(weight, value.x, sum.x);
@@ -89,19 +92,23 @@ __global__ void __launch_bounds__(THREADS) kernel(Values values, Queries queries
     let_next_start();
     wait_for_previous();
 
-    const int64_t positions = *queries.position + pass.first_row + row + 1;
-    const int splits = Splits::of(values.kv_heads).count(positions < values.window ? positions : values.window);
+    // All that may be there is asked for together, and what the row does not reach is left out.
     const float4 *outputs = reinterpret_cast<const float4 *>(scratch.outputs + column * queries.head_dim + part * PART) + lane;
     const int64_t output_stride = stride * queries.head_dim / 4;
+    const int32_t position = *queries.position;
+    float2 of_split = {};
+    if (threadIdx.x < pass.splits) of_split = scratch.weights[column + threadIdx.x * stride];
     float4 ahead[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
-        if (slice + i * SLICES < splits) ahead[i] = outputs[(slice + i * SLICES) * output_stride];
+        if (slice + i * SLICES < pass.splits) ahead[i] = outputs[(slice + i * SLICES) * output_stride];
+    const int64_t positions = min(position + pass.first_row + row + 1, values.window);
+    const int splits = Splits::of(values.kv_heads, positions).count(positions);
 
-    float largest = -INFINITY;
-    for (int split = threadIdx.x; split < splits; split += THREADS) {
-        weights[split] = scratch.weights[column + split * stride];
-        largest = fmaxf(largest, weights[split].x);
+    float largest = -FLT_MAX;
+    if (threadIdx.x < splits) {
+        weights[threadIdx.x] = of_split;
+        largest = of_split.x;
     }
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
@@ -112,16 +119,14 @@ __global__ void __launch_bounds__(THREADS) kernel(Values values, Queries queries
 
     float4 sum = {};
     float total = 0.0f;
-    const auto add_split = [&](int split, const float4 &output) {
-        const float2 of_split = weights[split];
-        const float weight = exp2_fast(__fadd_rn(of_split.x, -largest));
-        total = __fmaf_rn(weight, of_split.y, total);
-        add(sum, weight, output);
-    };
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-        if (slice + i * SLICES < splits) add_split(slice + i * SLICES, ahead[i]);
-    for (int split = slice + AHEAD * SLICES; split < splits; split += SLICES) add_split(split, outputs[split * output_stride]);
+    for (int i = 0; i < AHEAD; i++) {
+        const int split = slice + i * SLICES;
+        if (split >= splits) break;
+        const float weight = exp2_fast(__fadd_rn(weights[split].x, -largest));
+        total = __fmaf_rn(weight, weights[split].y, total);
+        add(sum, weight, ahead[i]);
+    }
     sums[slice][lane] = sum;
     if (lane == 0) totals[slice] = total;
     __syncthreads();

@@ -7,14 +7,19 @@
 
 #include "attention.cuh"
 #include "attention_products.cuh"
+#include "attention_ring.cuh"
+#include "attention_splits.cuh"
+#include "launch.cuh"
 
 namespace attention::band {
 namespace {
 
-constexpr int TILE = ATOM_K;           // positions
-constexpr int WARPS = 4;               // each has 16 positions of a tile's scores, and a quarter of head_dim of the outputs
-constexpr int THREADS = 32 * WARPS;
-constexpr int COLUMNS = ATOM_COLUMNS;  // of a column tile
+constexpr int WARPS = 4;                      // of a team; each has 16 positions of a tile's scores, a quarter of head_dim of outputs
+constexpr int TEAM_THREADS = 32 * WARPS;
+constexpr int TEAMS = 2;                      // that multiply; one more fetches
+constexpr int THREADS = (TEAMS + 1) * TEAM_THREADS;
+constexpr int COLUMNS = ATOM_COLUMNS;         // of a column tile
+static_assert(TILE == ATOM_K, "weights of a tile are one atom deep");
 
 template <typename Element_, int HEAD_DIM_, int TILES_>
 struct Layout {
@@ -25,15 +30,16 @@ struct Layout {
     static constexpr int CHUNKS = ROW / 16;
     static constexpr int STEPS = 4 / sizeof(Element);       // tensor-core steps of the four chunks that four lanes have of a key
     static constexpr int TILE_BYTES = TILE * ROW;
-    static constexpr int STAGES = 2;                        // of keys, and of values
 
-    static constexpr int KEYS = 0;
-    static constexpr int VALUES = KEYS + STAGES * TILE_BYTES;
-    static constexpr int QUERIES = VALUES + STAGES * TILE_BYTES;                          // atoms [head_dim / 64, TILES]
-    static constexpr int WEIGHTS = QUERIES + HEAD_DIM / ATOM_K * TILES * ATOM_BYTES;      // atoms [TILES]
-    static constexpr int FACTORS = WEIGHTS + TILES * ATOM_BYTES;                          // FP32 [columns]
-    static constexpr int PER_WARP = FACTORS + TILES * COLUMNS * 4;                        // FP32 [WARPS, columns]
-    static constexpr int BYTES = PER_WARP + WARPS * TILES * COLUMNS * 4;
+    static constexpr int QUERIES = 0;                                                 // atoms [head_dim / 64, TILES]
+    static constexpr int WEIGHTS = QUERIES + HEAD_DIM / ATOM_K * TILES * ATOM_BYTES;  // atoms [TEAMS, TILES]
+    static constexpr int FACTORS = WEIGHTS + TEAMS * TILES * ATOM_BYTES;              // FP32 [columns]
+    static constexpr int PER_WARP = FACTORS + TILES * COLUMNS * 4;                    // FP32 [TEAMS, WARPS, columns]
+    static constexpr int BARRIERS = PER_WARP + TEAMS * WARPS * TILES * COLUMNS * 4;
+    static constexpr int SLOTS = (BARRIERS + static_cast<int>(sizeof(Barriers)) + 127) / 128 * 128;
+    // The ring also takes the sums of the second team, and a team has keys or values in a slot while the next is filled.
+    static constexpr int SUMS_BYTES = TILES * COLUMNS * (HEAD_DIM + 32 * WARPS / 4) * 4;
+    static constexpr int MIN_SLOTS = SUMS_BYTES > 3 * TILE_BYTES ? (SUMS_BYTES + TILE_BYTES - 1) / TILE_BYTES : 3;
 
     // A lane reads chunk 4s + t of position g.
     __device__ static int key(int position, int chunk) {
@@ -42,6 +48,10 @@ struct Layout {
     // A lane reads its run of positions 2t, 2t + 1, 2t + 8 and 2t + 9.
     __device__ static int value(int position, int chunk) {
         return position * ROW + (chunk ^ ((position >> 1 & 3) << (CHUNKS > 4))) * 16;
+    }
+    __device__ static char *weights(char *shared, int team) { return shared + WEIGHTS + team * TILES * ATOM_BYTES; }
+    __device__ static float *per_warp(char *shared, int team) {
+        return reinterpret_cast<float *>(shared + PER_WARP) + team * WARPS * TILES * COLUMNS;
     }
     // The atoms of step `step` of the scores, which is step `step` % 4 of theirs.
     __device__ static int query_atoms(int step) { return QUERIES + step / 4 * TILES * ATOM_BYTES; }
@@ -53,8 +63,9 @@ struct Layout {
         const int step = eighth * 8 / (4 * CHUNK_ELEMENTS) * STEPS + eighth * 8 % CHUNK_ELEMENTS / 4 + pair / 2;
         return query_atoms(step) + column / COLUMNS * ATOM_BYTES + in_atom(column % COLUMNS, step % 4 * 2 + pair % 2) + 4 * t;
     }
+    // From the weights of a team on.
     __device__ static int weight(int column, int position) {
-        return WEIGHTS + column / COLUMNS * ATOM_BYTES + in_atom(column % COLUMNS, position / 8) + position % 8 * 2;
+        return column / COLUMNS * ATOM_BYTES + in_atom(column % COLUMNS, position / 8) + position % 8 * 2;
     }
 };
 
@@ -62,27 +73,25 @@ struct Layout {
 __device__ __forceinline__ void copy_async(uint32_t to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits for all copies of this thread but those of the last group.
-__device__ __forceinline__ void wait_for_earlier_copies() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
 
 // The keys and values of one split of one head, on their way into shared memory.
 template <typename Layout>
 struct Reader {
     using Element = typename Layout::Element;
-    static constexpr int ROWS = THREADS / Layout::CHUNKS;  // that the block copies at once
+    static constexpr int ROWS = TEAM_THREADS / Layout::CHUNKS;  // that are copied at once
     static constexpr int COPIES = TILE / ROWS;
+    static constexpr int PREFETCHED = 4;  // tiles
     // A page has 16 positions at least, so a thread's copies are of few pages.
     static constexpr int LOOKUPS = COPIES < TILE / 16 ? COPIES : TILE / 16;
 
     const Pages<Element> &pages;
-    uint32_t shared;
-    int64_t start;    // of the split
-    int64_t seq_len;  // positions that are there for any row
-    int tiles;        // of the split
+    uint32_t slots;   // in shared memory
     int head;
-    int page_shift;
-    int row = threadIdx.x / Layout::CHUNKS;
+    int64_t start;    // of the split
+    int64_t end;      // of the positions that are there for any row
+    int tiles;        // of the split
+    int page_shift = 31 - __clz(pages.page_size);
+    int row = threadIdx.x % TEAM_THREADS / Layout::CHUNKS;
     int chunk = threadIdx.x % Layout::CHUNKS;
 
     struct Lookups {
@@ -100,23 +109,41 @@ struct Reader {
         return lookups;
     }
 
-    __device__ void copy_keys(int tile, const Lookups &lookups) const {
-        copy(pages.keys, tile, lookups, Layout::KEYS, Layout::key);
+    // Brings the first tiles into L2.
+    __device__ void prefetch() const {
+#if HAS_DEPENDENT_LAUNCH
+        constexpr int RUN = 16;  // positions in a page
+        const int64_t position = start + threadIdx.x % TEAM_THREADS / 2 * RUN;
+        if (position >= min(end, start + PREFETCHED * TILE)) return;
+        const int64_t run = position >> page_shift;
+        const int64_t page = (pages.table == nullptr ? run : pages.table[run]) * static_cast<int64_t>(pages.kv_heads) + head;
+        const int64_t index = (page << page_shift) + (position & (pages.page_size - 1));
+        const Element *from = (threadIdx.x % 2 == 0 ? pages.keys : pages.values) + index * Layout::HEAD_DIM;
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "n"(RUN * Layout::ROW) : "memory");
+#endif
     }
-    __device__ void copy_values(int tile, const Lookups &lookups) const {
-        copy(pages.values, tile, lookups, Layout::VALUES, Layout::value);
+
+    // Fills the ring with all tiles.
+    __device__ void fetch(Ring &ring) const {
+        Lookups next = look_up(0);
+        for (int tile = 0; tile < tiles; tile++) {
+            const Lookups lookups = next;
+            next = look_up(tile + 1);
+            copy(pages.keys, tile, lookups, ring, Layout::key);
+            copy(pages.values, tile, lookups, ring, Layout::value);
+        }
     }
 
     // Positions that are not there become zeros.
     template <typename Place>
-    __device__ void copy(const Element *from, int tile, const Lookups &lookups, int stages, Place place) const {
+    __device__ void copy(const Element *from, int tile, const Lookups &lookups, Ring &ring, Place place) const {
         constexpr int OF_PAGE = COPIES / LOOKUPS;  // copies that are surely of one page
-        if (tile >= tiles) return;
         const int64_t first = start + tile * TILE + row;
-        const bool whole = start + (tile + 1) * TILE <= seq_len;
-        const uint32_t to = shared + stages + tile % Layout::STAGES * Layout::TILE_BYTES;
+        const bool whole = start + (tile + 1) * TILE <= end;
+        const uint32_t to = slots + ring.slot * Layout::TILE_BYTES;
         // The order of chunks repeats every eight rows.
         const uint32_t places[2] = {to + place(row, chunk), to + place(row + ROWS, chunk)};
+        ring.wait_until_free();
 #pragma unroll
         for (int lookup = 0; lookup < LOOKUPS; lookup++) {
             const int64_t position = first + lookup * OF_PAGE * ROWS;
@@ -126,11 +153,13 @@ struct Reader {
 #pragma unroll
             for (int i = 0; i < OF_PAGE; i++) {
                 const int copy = lookup * OF_PAGE + i;
-                const bool there = whole || position + i * ROWS < seq_len;
+                const bool there = whole || position + i * ROWS < end;
                 copy_async(places[copy % 2] + copy / 2 * 2 * ROWS * Layout::ROW,
                            there ? base + i * ROWS * Layout::ROW : reinterpret_cast<const char *>(from), there);
             }
         }
+        ring.fill();
+        ring.advance(1);
     }
 };
 

@@ -1,6 +1,7 @@
 // What a block of the band does with one tile of positions: scores, weights, outputs.
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
 
 #include "attention_combine.cuh"
@@ -13,10 +14,20 @@ namespace {
 
 // A lane's place in tensor-core steps.
 struct Lane {
-    int warp = threadIdx.x / 32;
+    // The compiler has to know that a warp is of one team.
+    int team = __shfl_sync(~0u, threadIdx.x / TEAM_THREADS, 0);
+    int warp = threadIdx.x / 32 % WARPS;
     int g = threadIdx.x % 32 / 4;
     int t = threadIdx.x % 4;
 };
+
+// Waits for the threads of a team, or of all that multiply.
+__device__ __forceinline__ void team_sync(int team) {
+    asm volatile("barrier.cta.sync %0, %1;" ::"r"(1 + team), "n"(TEAM_THREADS) : "memory");
+}
+__device__ __forceinline__ void teams_sync() {
+    asm volatile("barrier.cta.sync %0, %1;" ::"n"(1 + TEAMS), "n"(TEAMS * TEAM_THREADS) : "memory");
+}
 
 // What the rows of a pass see.
 struct Sight {
@@ -35,7 +46,7 @@ struct Sums {
     static constexpr int M_TILES = RUN / 2;
 
     float out[M_TILES][TILES * 4];  // elements 2j and 2j + 1 of the run: [j][4n + c] and [j][4n + 2 + c] of column c
-    float largest[TILES][2];        // score
+    float largest[TILES][2];        // score, or the lowest number where none is seen yet
     float total[TILES][2];          // weight of this lane's positions
 
     __device__ Sums() {
@@ -43,7 +54,7 @@ struct Sums {
         for (int i = 0; i < TILES * 4; i++) {
 #pragma unroll
             for (int j = 0; j < M_TILES; j++) out[j][i] = 0.0f;
-            largest[i / 4][i % 2] = -INFINITY;
+            largest[i / 4][i % 2] = -FLT_MAX;
             total[i / 4][i % 2] = 0.0f;
         }
     }
@@ -55,23 +66,24 @@ __device__ __forceinline__ uint32_t transpose(uint32_t matrix) {
     return matrix;
 }
 
-// Brings the query vectors of a KV head's group into shared memory; columns past the last are zeros.
+// Brings the query vectors of a KV head's group into shared memory, `columns` of them from row `first_row` on; columns past the
+// last are zeros.
 template <typename Layout>
-__device__ __forceinline__ void load_queries(char *shared, const Queries &queries, const Pass &pass, int head, int group,
-                                             float log2_scale) {
-    constexpr int VECTORS = Layout::TILES * COLUMNS / WARPS;  // of a warp
+__device__ __forceinline__ void load_queries(char *shared, const Queries &queries, int64_t first_row, int columns, int head,
+                                             int group, float log2_scale) {
+    constexpr int VECTORS = Layout::TILES * COLUMNS / (TEAMS * WARPS);  // of a warp
     const int warp = threadIdx.x / 32, eighth = threadIdx.x % 32;
     uint4 elements[VECTORS];
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
-        const int column = warp + i * WARPS;
-        const int64_t vector = (pass.first_row + column / group) * queries.heads + head * group + column % group;
+        const int column = warp + i * TEAMS * WARPS;
+        const int64_t vector = (first_row + column / group) * queries.heads + head * group + column % group;
         const uint4 *from = reinterpret_cast<const uint4 *>(queries.queries + vector * Layout::HEAD_DIM) + eighth;
-        elements[i] = column < pass.rows * group && eighth < Layout::HEAD_DIM / 8 ? *from : uint4{};
+        elements[i] = column < columns && eighth < Layout::HEAD_DIM / 8 ? *from : uint4{};
     }
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
-        const int column = warp + i * WARPS;
+        const int column = warp + i * TEAMS * WARPS;
         float factor;
         const uint4 query = Operands<typename Layout::Element>::queries(elements[i], factor);
         if (eighth == 0) reinterpret_cast<float *>(shared + Layout::FACTORS)[column] = log2_scale * factor;
@@ -86,10 +98,9 @@ __device__ __forceinline__ void load_queries(char *shared, const Queries &querie
 // Scores of a tile: lane 4g + t has positions g and g + 8 of its warp's 16, columns 2t and 2t + 1. What a column does not see
 // scores minus infinity. Each warp leaves its largest scores in shared memory.
 template <typename Layout>
-__device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], char *shared, int tile, int64_t tile_start,
-                                            const Sight &sight, const Lane &lane) {
+__device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], char *shared, const char *keys,
+                                            int64_t tile_start, const Sight &sight, const Lane &lane) {
     using Products = Products<typename Layout::Element, Layout::TILES>;
-    const char *keys = shared + Layout::KEYS + tile % Layout::STAGES * Layout::TILE_BYTES;
 #pragma unroll
     for (float &s : score) s = 0.0f;
     uint32_t a[2][Layout::STEPS][4];
@@ -116,7 +127,7 @@ __device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], c
     wait_for_products<0>();
 
     const float *factors = reinterpret_cast<const float *>(shared + Layout::FACTORS);
-    float *per_warp = reinterpret_cast<float *>(shared + Layout::PER_WARP) + lane.warp * Layout::TILES * COLUMNS;
+    float *per_warp = Layout::per_warp(shared, lane.team) + lane.warp * Layout::TILES * COLUMNS;
 #pragma unroll
     for (int i = 0; i < Layout::TILES * 4; i++) {
         const int column = i / 4 * COLUMNS + 2 * lane.t + i % 2;
@@ -139,7 +150,8 @@ __device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], c
 template <typename Layout>
 __device__ __forceinline__ void weigh(Sums<Layout> &sums, const float (&score)[Layout::TILES * 4], char *shared, const Lane &lane) {
     using Operands = Operands<typename Layout::Element>;
-    const float2 *per_warp = reinterpret_cast<const float2 *>(shared + Layout::PER_WARP);
+    const float2 *per_warp = reinterpret_cast<const float2 *>(Layout::per_warp(shared, lane.team));
+    char *weights = Layout::weights(shared, lane.team);
     bool grew = false;
     float shrink[Layout::TILES][2];
 #pragma unroll
@@ -164,7 +176,7 @@ __device__ __forceinline__ void weigh(Sums<Layout> &sums, const float (&score)[L
             const float2 rounded = Operands::to_floats(pair);
             sums.total[n][0] = __fadd_rn(sums.total[n][0], rounded.x);
             sums.total[n][1] = __fadd_rn(sums.total[n][1], rounded.y);
-            char *to = shared + Layout::weight(COLUMNS * n + lane.g, 16 * lane.warp + 8 * half + 2 * lane.t);
+            char *to = weights + Layout::weight(COLUMNS * n + lane.g, 16 * lane.warp + 8 * half + 2 * lane.t);
             *reinterpret_cast<uint32_t *>(to) = transpose(pair);
         }
     }
@@ -194,13 +206,12 @@ __device__ __forceinline__ void load_run(uint32_t (&run)[WORDS], const char *fro
 // Adds the tile's values by their weights. A value that is not finite, and that some row does not see, would spoil that row even
 // with a weight of zero: it is left out of the products, and added to the columns that see it.
 template <typename Layout>
-__device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *shared, int tile, int64_t tile_start,
+__device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *weights, const char *values, int64_t tile_start,
                                            const Sight &sight, const Lane &lane) {
     using Element = typename Layout::Element;
     using Products = Products<Element, Layout::TILES>;
     constexpr int RUN_BYTES = sums.RUN * sizeof(Element);
     constexpr int WORDS = RUN_BYTES < 4 ? 1 : RUN_BYTES / 4;
-    const char *values = shared + Layout::VALUES + tile % Layout::STAGES * Layout::TILE_BYTES;
     const int byte = lane.warp * (Layout::ROW / WARPS) + lane.g * RUN_BYTES;
     const bool whole = sight.whole(tile_start);
     uint32_t left_out = 0;
@@ -220,9 +231,9 @@ __device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *share
             Operands<Element>::values(run[2], run[3], j, a[step % 2][j][2], a[step % 2][j][3]);
         }
         begin_products();
-        const auto weights = Products::right(shared + Layout::WEIGHTS, step);
+        const auto right = Products::right(weights, step);
 #pragma unroll
-        for (int j = 0; j < sums.M_TILES; j++) Products::multiply(sums.out[j], a[step % 2][j], weights);
+        for (int j = 0; j < sums.M_TILES; j++) Products::multiply(sums.out[j], a[step % 2][j], right);
         end_products();
         wait_for_products<1>();
     }
@@ -241,8 +252,48 @@ __device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *share
                 const int column = i / 2 * COLUMNS + 2 * lane.t + i % 2;
                 float &sum = sums.out[element / 2][i / 2 * 4 + element % 2 * 2 + i % 2];
                 if (sight.sees(column, tile_start + position))
-                    sum = __fmaf_rn(Operands<Element>::weight(shared + Layout::weight(column, position)), value, sum);
+                    sum = __fmaf_rn(Operands<Element>::weight(weights + Layout::weight(column, position)), value, sum);
             }
+        }
+    }
+}
+
+// Leaves the sums of the second team in the ring, where `take` finds them. All tiles have been read.
+template <typename Layout>
+__device__ __forceinline__ void give(const Sums<Layout> &sums, float *memory) {
+    float *own = memory + threadIdx.x % TEAM_THREADS;
+#pragma unroll
+    for (int i = 0; i < Layout::TILES * 4; i++) {
+#pragma unroll
+        for (int j = 0; j < sums.M_TILES; j++) own[(i * sums.M_TILES + j) * TEAM_THREADS] = sums.out[j][i];
+    }
+    own += Layout::TILES * 4 * sums.M_TILES * TEAM_THREADS;
+#pragma unroll
+    for (int i = 0; i < Layout::TILES * 2; i++) {
+        own[2 * i * TEAM_THREADS] = sums.largest[i / 2][i % 2];
+        own[(2 * i + 1) * TEAM_THREADS] = sums.total[i / 2][i % 2];
+    }
+}
+
+// Adds to the sums of the first team those of the second.
+template <typename Layout>
+__device__ __forceinline__ void take(Sums<Layout> &sums, const float *memory) {
+    const float *own = memory + threadIdx.x % TEAM_THREADS;
+    const float *own_weights = own + Layout::TILES * 4 * sums.M_TILES * TEAM_THREADS;
+#pragma unroll
+    for (int column = 0; column < Layout::TILES * 2; column++) {
+        float &largest = sums.largest[column / 2][column % 2], &total = sums.total[column / 2][column % 2];
+        const float other = own_weights[2 * column * TEAM_THREADS];
+        const float both = fmaxf(largest, other);
+        const float shrink = exp2_fast(__fadd_rn(largest, -both)), weight = exp2_fast(__fadd_rn(other, -both));
+        largest = both;
+        total = __fmaf_rn(weight, own_weights[(2 * column + 1) * TEAM_THREADS], __fmul_rn(total, shrink));
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int i = column / 2 * 4 + half * 2 + column % 2;
+#pragma unroll
+            for (int j = 0; j < sums.M_TILES; j++)
+                sums.out[j][i] = __fmaf_rn(weight, own[(i * sums.M_TILES + j) * TEAM_THREADS], __fmul_rn(sums.out[j][i], shrink));
         }
     }
 }
@@ -251,7 +302,7 @@ __device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *share
 template <typename Layout>
 __device__ __forceinline__ void leave(const Sums<Layout> &sums, char *shared, const Scratch &scratch, int64_t first_column,
                                       int columns, const Lane &lane) {
-    float *per_warp = reinterpret_cast<float *>(shared + Layout::PER_WARP);
+    float *per_warp = Layout::per_warp(shared, lane.team);
 #pragma unroll
     for (int i = 0; i < Layout::TILES * 2; i++) {
         float total = sums.total[i / 2][i % 2];
@@ -259,7 +310,7 @@ __device__ __forceinline__ void leave(const Sums<Layout> &sums, char *shared, co
         for (int lanes = 4; lanes < 32; lanes *= 2) total = __fadd_rn(total, __shfl_xor_sync(~0u, total, lanes));
         if (lane.g == 0) per_warp[(lane.warp * Layout::TILES + i / 2) * COLUMNS + 2 * lane.t + i % 2] = total;
     }
-    __syncthreads();
+    team_sync(lane.team);
 #pragma unroll
     for (int i = 0; i < Layout::TILES * 2; i++) {
         const int column = i / 2 * COLUMNS + 2 * lane.t + i % 2;
