@@ -58,20 +58,20 @@ struct Operands<__nv_bfloat16> {
 // Everything enters as F16, which holds all of E4M3, has an instruction for it, and keeps three bits more of a weight than BF16.
 template <>
 struct Operands<__nv_fp8_e4m3> {
-    __device__ static uint32_t to_f16(uint32_t codes) {
-        const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
-        return pair.x | static_cast<uint32_t>(pair.y) << 16;
+    // Four codes.
+    __device__ static void to_f16(uint32_t codes, uint32_t &low, uint32_t &high) {
+        asm("{ .reg .b16 first, second; mov.b32 {first, second}, %2;\n"
+            "cvt.rn.f16x2.e4m3x2 %0, first; cvt.rn.f16x2.e4m3x2 %1, second; }"
+            : "=r"(low), "=r"(high)
+            : "r"(codes));
     }
 
     __device__ static void keys(const uint32_t (&chunk)[4], int i, uint32_t &first, uint32_t &second) {
-        first = to_f16(chunk[i] & 0xffffu);
-        second = to_f16(chunk[i] >> 16);
+        to_f16(chunk[i], first, second);
     }
 
     __device__ static void values(const uint32_t *first, const uint32_t *second, int i, uint32_t &even, uint32_t &odd) {
-        const uint32_t codes = __byte_perm(first[i / 2], second[i / 2], i % 2 == 0 ? 0x5140 : 0x7362);
-        even = to_f16(codes & 0xffffu);
-        odd = to_f16(codes >> 16);
+        to_f16(__byte_perm(first[i / 2], second[i / 2], i % 2 == 0 ? 0x5140 : 0x7362), even, odd);
     }
 
     __device__ static uint32_t not_finite(uint32_t word) {

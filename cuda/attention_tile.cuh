@@ -103,18 +103,26 @@ __device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], c
     using Products = Products<typename Layout::Element, Layout::TILES>;
 #pragma unroll
     for (float &s : score) s = 0.0f;
-    uint32_t a[2][Layout::STEPS][4];
-#pragma unroll
-    for (int s = 0; s < Layout::CHUNKS / 4; s++) {
+    // One step's keys come while the products of the step before are under way.
+    constexpr int STEPS = Layout::CHUNKS / 4;
+    uint32_t chunk[2][2][4], a[2][Layout::STEPS][4];
+    const auto load = [&](int s) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int position = 16 * lane.warp + lane.g + 8 * half;
-            const uint4 chunk = *reinterpret_cast<const uint4 *>(keys + Layout::key(position, 4 * s + lane.t));
-            const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+            *reinterpret_cast<uint4 *>(chunk[s % 2][half]) =
+                *reinterpret_cast<const uint4 *>(keys + Layout::key(position, 4 * s + lane.t));
+        }
+    };
+    load(0);
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+        if (s + 1 < STEPS) load(s + 1);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int i = 0; i < Layout::STEPS; i++)
-                Operands<typename Layout::Element>::keys(words, i, a[s % 2][i][half], a[s % 2][i][half + 2]);
-        }
+                Operands<typename Layout::Element>::keys(chunk[s % 2][half], i, a[s % 2][i][half], a[s % 2][i][half + 2]);
         begin_products();
 #pragma unroll
         for (int i = 0; i < Layout::STEPS; i++) {
@@ -215,20 +223,24 @@ __device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *weigh
     const int byte = lane.warp * (Layout::ROW / WARPS) + lane.g * RUN_BYTES;
     const bool whole = sight.whole(tile_start);
     uint32_t left_out = 0;
-    uint32_t a[2][sums.M_TILES][4];
-#pragma unroll
-    for (int step = 0; step < TILE / 16; step++) {
-        uint32_t run[4][WORDS];
+    uint32_t run[2][4][WORDS], a[2][sums.M_TILES][4];
+    const auto load = [&](int step) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int position = 16 * step + 2 * lane.t + i % 2 + i / 2 * 8;
-            load_run<WORDS, Operands<Element>>(run[i], values + Layout::value(position, byte / 16) + byte % 16, RUN_BYTES,
+            load_run<WORDS, Operands<Element>>(run[step % 2][i], values + Layout::value(position, byte / 16) + byte % 16, RUN_BYTES,
                                                !whole && tile_start + position > sight.first, left_out);
         }
+    };
+    load(0);
+#pragma unroll
+    for (int step = 0; step < TILE / 16; step++) {
+        if (step + 1 < TILE / 16) load(step + 1);
+        const uint32_t(&of_step)[4][WORDS] = run[step % 2];
 #pragma unroll
         for (int j = 0; j < sums.M_TILES; j++) {
-            Operands<Element>::values(run[0], run[1], j, a[step % 2][j][0], a[step % 2][j][1]);
-            Operands<Element>::values(run[2], run[3], j, a[step % 2][j][2], a[step % 2][j][3]);
+            Operands<Element>::values(of_step[0], of_step[1], j, a[step % 2][j][0], a[step % 2][j][1]);
+            Operands<Element>::values(of_step[2], of_step[3], j, a[step % 2][j][2], a[step % 2][j][3]);
         }
         begin_products();
         const auto right = Products::right(weights, step);
