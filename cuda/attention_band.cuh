@@ -53,18 +53,22 @@ __device__ __forceinline__ void attend_tiles(Sums<Layout> &sums, char *shared, i
     const char *slots = shared + Layout::SLOTS;
     for (int tile = lane.team; tile < tiles; tile += TEAMS) {
         const int64_t tile_start = start + tile * TILE;
-        float score[Layout::TILES * 4];
+        char *weights = Layout::weights(shared, lane.team, tile / TEAMS % 2);
+        float score[Layout::TILES * 4], fresh[Layout::TILES][2];
         ring.wait_until_full();
         find_scores<Layout>(score, shared, slots + ring.slot * Layout::TILE_BYTES, tile_start, sight, lane);
         ring.free();
         ring.advance(1);
-        // The team is done with the weights before, too.
-        team_sync(lane.team);
-        weigh(sums, score, shared, lane);
-        publish_operands();
-        team_sync(lane.team);
+        bool past = tile == lane.team;
+        do {
+            if (past) raise(sums, score, shared, lane);
+            past = weigh(fresh, sums, score, weights, lane);
+            publish_operands();
+            past = team_any(lane.team, past);
+        } while (past);
+        sums.add(fresh);
         ring.wait_until_full();
-        add_values(sums, Layout::weights(shared, lane.team), slots + ring.slot * Layout::TILE_BYTES, tile_start, sight, lane);
+        add_values(sums, weights, slots + ring.slot * Layout::TILE_BYTES, tile_start, sight, lane);
         ring.free();
         ring.advance(2 * TEAMS - 1);
     }

@@ -32,8 +32,8 @@ struct Layout {
     static constexpr int TILE_BYTES = TILE * ROW;
 
     static constexpr int QUERIES = 0;                                                 // atoms [head_dim / 64, TILES]
-    static constexpr int WEIGHTS = QUERIES + HEAD_DIM / ATOM_K * TILES * ATOM_BYTES;  // atoms [TEAMS, TILES]
-    static constexpr int FACTORS = WEIGHTS + TEAMS * TILES * ATOM_BYTES;              // FP32 [columns]
+    static constexpr int WEIGHTS = QUERIES + HEAD_DIM / ATOM_K * TILES * ATOM_BYTES;  // atoms [TEAMS, 2, TILES]
+    static constexpr int FACTORS = WEIGHTS + TEAMS * 2 * TILES * ATOM_BYTES;              // FP32 [columns]
     static constexpr int PER_WARP = FACTORS + TILES * COLUMNS * 4;                    // FP32 [TEAMS, WARPS, columns]
     static constexpr int BARRIERS = PER_WARP + TEAMS * WARPS * TILES * COLUMNS * 4;
     static constexpr int SLOTS = (BARRIERS + static_cast<int>(sizeof(Barriers)) + 127) / 128 * 128;
@@ -49,7 +49,10 @@ struct Layout {
     __device__ static int value(int position, int chunk) {
         return position * ROW + (chunk ^ ((position >> 1 & 3) << (CHUNKS > 4))) * 16;
     }
-    __device__ static char *weights(char *shared, int team) { return shared + WEIGHTS + team * TILES * ATOM_BYTES; }
+    // Those of two tiles, in turns.
+    __device__ static char *weights(char *shared, int team, int turn) {
+        return shared + WEIGHTS + (2 * team + turn) * TILES * ATOM_BYTES;
+    }
     __device__ static float *per_warp(char *shared, int team) {
         return reinterpret_cast<float *>(shared + PER_WARP) + team * WARPS * TILES * COLUMNS;
     }

@@ -25,6 +25,17 @@ struct Lane {
 __device__ __forceinline__ void team_sync(int team) {
     asm volatile("barrier.cta.sync %0, %1;" ::"r"(1 + team), "n"(TEAM_THREADS) : "memory");
 }
+// Waits for a team, and returns whether any of its threads has said yes.
+__device__ __forceinline__ bool team_any(int team, bool yes) {
+    uint32_t any;
+    asm volatile(
+        "{ .reg .pred own, all; setp.ne.u32 own, %3, 0;\n"
+        "barrier.cta.red.or.pred all, %1, %2, own; selp.u32 %0, 1, 0, all; }"
+        : "=r"(any)
+        : "r"(1 + team), "n"(TEAM_THREADS), "r"(static_cast<uint32_t>(yes))
+        : "memory");
+    return any != 0;
+}
 __device__ __forceinline__ void teams_sync() {
     asm volatile("barrier.cta.sync %0, %1;" ::"n"(1 + TEAMS), "n"(TEAMS * TEAM_THREADS) : "memory");
 }
@@ -46,7 +57,7 @@ struct Sums {
     static constexpr int M_TILES = RUN / 2;
 
     float out[M_TILES][TILES * 4];  // elements 2j and 2j + 1 of the run: [j][4n + c] and [j][4n + 2 + c] of column c
-    float largest[TILES][2];        // score, or the lowest number where none is seen yet
+    float base[TILES][2];           // the score that weights are relative to; the lowest number where none is seen yet
     float total[TILES][2];          // weight of this lane's positions
 
     __device__ Sums() {
@@ -54,9 +65,14 @@ struct Sums {
         for (int i = 0; i < TILES * 4; i++) {
 #pragma unroll
             for (int j = 0; j < M_TILES; j++) out[j][i] = 0.0f;
-            largest[i / 4][i % 2] = -FLT_MAX;
+            base[i / 4][i % 2] = -FLT_MAX;
             total[i / 4][i % 2] = 0.0f;
         }
+    }
+
+    __device__ void add(const float (&weight)[TILES][2]) {
+#pragma unroll
+        for (int i = 0; i < TILES * 2; i++) total[i / 2][i % 2] = __fadd_rn(total[i / 2][i % 2], weight[i / 2][i % 2]);
     }
 };
 
@@ -96,9 +112,9 @@ __device__ __forceinline__ void load_queries(char *shared, const Queries &querie
 }
 
 // Scores of a tile: lane 4g + t has positions g and g + 8 of its warp's 16, columns 2t and 2t + 1. What a column does not see
-// scores minus infinity. Each warp leaves its largest scores in shared memory.
+// scores minus infinity.
 template <typename Layout>
-__device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], char *shared, const char *keys,
+__device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], const char *shared, const char *keys,
                                             int64_t tile_start, const Sight &sight, const Lane &lane) {
     using Products = Products<typename Layout::Element, Layout::TILES>;
 #pragma unroll
@@ -135,7 +151,6 @@ __device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], c
     wait_for_products<0>();
 
     const float *factors = reinterpret_cast<const float *>(shared + Layout::FACTORS);
-    float *per_warp = Layout::per_warp(shared, lane.team) + lane.warp * Layout::TILES * COLUMNS;
 #pragma unroll
     for (int i = 0; i < Layout::TILES * 4; i++) {
         const int column = i / 4 * COLUMNS + 2 * lane.t + i % 2;
@@ -143,6 +158,16 @@ __device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], c
         if (!sight.whole(tile_start) && !sight.sees(column, tile_start + 16 * lane.warp + lane.g + i / 2 % 2 * 8))
             score[i] = -INFINITY;
     }
+}
+
+// The weights of a tile are relative to a score that is at most this much (of powers of two) below the largest so far. So few tiles
+// after the first have to find their largest, and to shrink what has been summed up.
+constexpr float HEADROOM = 8.0f;
+
+// Where the largest of a column's scores is past its headroom, weights are relative to that from here on.
+template <typename Layout>
+__device__ __forceinline__ void raise(Sums<Layout> &sums, const float (&score)[Layout::TILES * 4], char *shared, const Lane &lane) {
+    float *per_warp = Layout::per_warp(shared, lane.team);
 #pragma unroll
     for (int n = 0; n < Layout::TILES; n++)
 #pragma unroll
@@ -150,49 +175,51 @@ __device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], c
             float largest = fmaxf(score[4 * n + c], score[4 * n + 2 + c]);
 #pragma unroll
             for (int lanes = 4; lanes < 32; lanes *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
-            if (lane.g == 0) per_warp[n * COLUMNS + 2 * lane.t + c] = largest;
+            if (lane.g == 0) per_warp[(lane.warp * Layout::TILES + n) * COLUMNS + 2 * lane.t + c] = largest;
+        }
+    team_sync(lane.team);
+#pragma unroll
+    for (int n = 0; n < Layout::TILES; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            float largest = -INFINITY;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++)
+                largest = fmaxf(largest, per_warp[(w * Layout::TILES + n) * COLUMNS + 2 * lane.t + c]);
+            float &base = sums.base[n][c];
+            const float raised = __fadd_rn(largest, -base) > HEADROOM ? largest : base;
+            const float shrink = exp2_fast(__fadd_rn(base, -raised));
+            base = raised;
+            sums.total[n][c] = __fmul_rn(sums.total[n][c], shrink);
+#pragma unroll
+            for (int j = 0; j < sums.M_TILES; j++)
+#pragma unroll
+                for (int i = 4 * n + c; i < 4 * n + 4; i += 2) sums.out[j][i] = __fmul_rn(sums.out[j][i], shrink);
         }
 }
 
-// Turns scores into weights in shared memory, relative to the largest score so far. What was summed before shrinks to match.
+// Leaves the weights of scores in shared memory, and in `fresh` the sums of a lane's. Returns whether a score is past its headroom.
 template <typename Layout>
-__device__ __forceinline__ void weigh(Sums<Layout> &sums, const float (&score)[Layout::TILES * 4], char *shared, const Lane &lane) {
+__device__ __forceinline__ bool weigh(float (&fresh)[Layout::TILES][2], const Sums<Layout> &sums,
+                                      const float (&score)[Layout::TILES * 4], char *weights, const Lane &lane) {
     using Operands = Operands<typename Layout::Element>;
-    const float2 *per_warp = reinterpret_cast<const float2 *>(Layout::per_warp(shared, lane.team));
-    char *weights = Layout::weights(shared, lane.team);
-    bool grew = false;
-    float shrink[Layout::TILES][2];
+    float most = -INFINITY;
 #pragma unroll
     for (int n = 0; n < Layout::TILES; n++) {
-        float2 of_warp[WARPS];
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) of_warp[w] = per_warp[(w * Layout::TILES + n) * (COLUMNS / 2) + lane.t];
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-            float largest = sums.largest[n][c];
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) largest = fmaxf(largest, c == 0 ? of_warp[w].x : of_warp[w].y);
-            shrink[n][c] = exp2_fast(__fadd_rn(sums.largest[n][c], -largest));
-            grew |= shrink[n][c] != 1.0f;
-            sums.largest[n][c] = largest;
-            sums.total[n][c] = __fmul_rn(sums.total[n][c], shrink[n][c]);
-        }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const uint32_t pair = Operands::weights(exp2_fast(__fadd_rn(score[4 * n + 2 * half], -sums.largest[n][0])),
-                                                    exp2_fast(__fadd_rn(score[4 * n + 2 * half + 1], -sums.largest[n][1])));
+            const float first = __fadd_rn(score[4 * n + 2 * half], -sums.base[n][0]);
+            const float second = __fadd_rn(score[4 * n + 2 * half + 1], -sums.base[n][1]);
+            most = fmaxf(most, fmaxf(first, second));
+            const uint32_t pair = Operands::weights(exp2_fast(first), exp2_fast(second));
             const float2 rounded = Operands::to_floats(pair);
-            sums.total[n][0] = __fadd_rn(sums.total[n][0], rounded.x);
-            sums.total[n][1] = __fadd_rn(sums.total[n][1], rounded.y);
+            fresh[n][0] = half == 0 ? rounded.x : __fadd_rn(fresh[n][0], rounded.x);
+            fresh[n][1] = half == 0 ? rounded.y : __fadd_rn(fresh[n][1], rounded.y);
             char *to = weights + Layout::weight(COLUMNS * n + lane.g, 16 * lane.warp + 8 * half + 2 * lane.t);
             *reinterpret_cast<uint32_t *>(to) = transpose(pair);
         }
     }
-    if (!__any_sync(~0u, grew)) return;
-#pragma unroll
-    for (int j = 0; j < sums.M_TILES; j++)
-#pragma unroll
-        for (int i = 0; i < Layout::TILES * 4; i++) sums.out[j][i] = __fmul_rn(sums.out[j][i], shrink[i / 4][i % 2]);
+    return most > HEADROOM;
 }
 
 // A lane's run of a value, in words; what is not finite is left out, and said, where `guard` is set.
@@ -282,7 +309,7 @@ __device__ __forceinline__ void give(const Sums<Layout> &sums, float *memory) {
     own += Layout::TILES * 4 * sums.M_TILES * TEAM_THREADS;
 #pragma unroll
     for (int i = 0; i < Layout::TILES * 2; i++) {
-        own[2 * i * TEAM_THREADS] = sums.largest[i / 2][i % 2];
+        own[2 * i * TEAM_THREADS] = sums.base[i / 2][i % 2];
         own[(2 * i + 1) * TEAM_THREADS] = sums.total[i / 2][i % 2];
     }
 }
@@ -294,11 +321,11 @@ __device__ __forceinline__ void take(Sums<Layout> &sums, const float *memory) {
     const float *own_weights = own + Layout::TILES * 4 * sums.M_TILES * TEAM_THREADS;
 #pragma unroll
     for (int column = 0; column < Layout::TILES * 2; column++) {
-        float &largest = sums.largest[column / 2][column % 2], &total = sums.total[column / 2][column % 2];
+        float &base = sums.base[column / 2][column % 2], &total = sums.total[column / 2][column % 2];
         const float other = own_weights[2 * column * TEAM_THREADS];
-        const float both = fmaxf(largest, other);
-        const float shrink = exp2_fast(__fadd_rn(largest, -both)), weight = exp2_fast(__fadd_rn(other, -both));
-        largest = both;
+        const float both = fmaxf(base, other);
+        const float shrink = exp2_fast(__fadd_rn(base, -both)), weight = exp2_fast(__fadd_rn(other, -both));
+        base = both;
         total = __fmaf_rn(weight, own_weights[(2 * column + 1) * TEAM_THREADS], __fmul_rn(total, shrink));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -331,7 +358,7 @@ __device__ __forceinline__ void leave(const Sums<Layout> &sums, char *shared, co
             float total = 0.0f;
 #pragma unroll
             for (int w = 0; w < WARPS; w++) total = __fadd_rn(total, per_warp[w * Layout::TILES * COLUMNS + column]);
-            scratch.weights[first_column + column] = make_float2(sums.largest[i / 2][i % 2], total);
+            scratch.weights[first_column + column] = make_float2(sums.base[i / 2][i % 2], total);
         }
         float *to = scratch.outputs + (first_column + column) * Layout::HEAD_DIM + (lane.warp * 8 + lane.g) * sums.RUN;
 #pragma unroll
