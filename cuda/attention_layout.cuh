@@ -137,28 +137,34 @@ struct Reader {
         }
     }
 
+    // Where this thread's chunk of a position is.
+    __device__ const char *address(const Element *from, int32_t page, int64_t position) const {
+        const int64_t run = static_cast<int64_t>(page) * pages.kv_heads + head;
+        const int64_t index = (run << page_shift) + (position & (pages.page_size - 1));
+        return reinterpret_cast<const char *>(from) + index * Layout::ROW + chunk * 16;
+    }
+
     // Positions that are not there become zeros.
     template <typename Place>
     __device__ void copy(const Element *from, int tile, const Lookups &lookups, Ring &ring, Place place) const {
         constexpr int OF_PAGE = COPIES / LOOKUPS;  // copies that are surely of one page
+        constexpr int STEP = ROWS * Layout::ROW;
         const int64_t first = start + tile * TILE + row;
-        const bool whole = start + (tile + 1) * TILE <= end;
         const uint32_t to = slots + ring.slot * Layout::TILE_BYTES;
         // The order of chunks repeats every eight rows.
         const uint32_t places[2] = {to + place(row, chunk), to + place(row + ROWS, chunk)};
         ring.wait_until_free();
+        if (pages.page_size >= TILE && start + (tile + 1) * TILE <= end) {
+            const char *base = address(from, lookups.page[0], first);
 #pragma unroll
-        for (int lookup = 0; lookup < LOOKUPS; lookup++) {
-            const int64_t position = first + lookup * OF_PAGE * ROWS;
-            const int64_t page = static_cast<int64_t>(lookups.page[lookup]) * pages.kv_heads + head;
-            const int64_t index = (page << page_shift) + (position & (pages.page_size - 1));
-            const char *base = reinterpret_cast<const char *>(from) + index * Layout::ROW + chunk * 16;
+            for (int i = 0; i < COPIES; i++) copy_async(places[i % 2] + i / 2 * 2 * STEP, base + i * STEP, true);
+        } else {
 #pragma unroll
-            for (int i = 0; i < OF_PAGE; i++) {
-                const int copy = lookup * OF_PAGE + i;
-                const bool there = whole || position + i * ROWS < end;
-                copy_async(places[copy % 2] + copy / 2 * 2 * ROWS * Layout::ROW,
-                           there ? base + i * ROWS * Layout::ROW : reinterpret_cast<const char *>(from), there);
+            for (int i = 0; i < COPIES; i++) {
+                const int64_t position = first + i / OF_PAGE * OF_PAGE * ROWS;
+                const bool there = first + i * ROWS < end;
+                const char *base = address(from, lookups.page[i / OF_PAGE], position) + i % OF_PAGE * STEP;
+                copy_async(places[i % 2] + i / 2 * 2 * STEP, there ? base : reinterpret_cast<const char *>(from), there);
             }
         }
         ring.fill();
