@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend(Pages<Element> pages, Queri
             ring.go_to(filled + 2 * lane.team);
             attend_tiles(sums, shared, reader.start, reader.tiles, ring, {run.position, group}, lane);
             teams_sync();
-            float *memory = reinterpret_cast<float *>(shared + Layout::SLOTS);
+            float *memory = reinterpret_cast<float *>(shared + Layout::SUMS);
             if (lane.team == 1) give(sums, memory);
             teams_sync();
             if (lane.team == 1) return;
@@ -149,19 +149,18 @@ struct Kernel {
     void (*function)(Pages<Element>, Queries, Scratch, Pass);
     size_t shared;  // without the ring
     size_t slot;
-    int min_slots;
 
     // As many slots as a block's shared memory has room for.
     int slots(size_t room) const {
         const size_t fit = room > shared ? (room - shared) / slot : 0;
-        return static_cast<int>(std::max<size_t>(std::min<size_t>(fit, MAX_SLOTS), min_slots));
+        return static_cast<int>(std::max<size_t>(std::min<size_t>(fit, MAX_SLOTS), MIN_SLOTS));
     }
 };
 
 template <typename Element, int HEAD_DIM, int TILES>
 constexpr Kernel<Element> kernel() {
     using Layout = Layout<Element, HEAD_DIM, TILES>;
-    return {attend<Element, HEAD_DIM, TILES>, Layout::SLOTS, Layout::TILE_BYTES, Layout::MIN_SLOTS};
+    return {attend<Element, HEAD_DIM, TILES>, Layout::SLOTS, Layout::TILE_BYTES};
 }
 
 template <typename Element, int HEAD_DIM>
@@ -196,7 +195,7 @@ cudaError_t load() {
     for (int head_dim : {64, 128, 256})
         for (int tiles : {1, 3, 6, 7}) {
             const Kernel<Element> kernel = choose<Element>(head_dim, tiles);
-            if (error != cudaSuccess || kernel.shared + kernel.min_slots * kernel.slot > room) continue;
+            if (error != cudaSuccess || kernel.shared + MIN_SLOTS * kernel.slot > room) continue;
             error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(room));
         }
     return error == cudaSuccess ? load_combine() : error;

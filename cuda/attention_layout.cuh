@@ -31,15 +31,15 @@ struct Layout {
     static constexpr int STEPS = 4 / sizeof(Element);       // tensor-core steps of the four chunks that four lanes have of a key
     static constexpr int TILE_BYTES = TILE * ROW;
 
-    static constexpr int QUERIES = 0;                                                 // atoms [head_dim / 64, TILES]
-    static constexpr int WEIGHTS = QUERIES + HEAD_DIM / ATOM_K * TILES * ATOM_BYTES;  // atoms [TEAMS, 2, TILES]
-    static constexpr int FACTORS = WEIGHTS + TEAMS * 2 * TILES * ATOM_BYTES;              // FP32 [columns]
-    static constexpr int PER_WARP = FACTORS + TILES * COLUMNS * 4;                    // FP32 [TEAMS, WARPS, columns]
+    static constexpr int FACTORS = 0;                                   // FP32 [columns]
+    static constexpr int PER_WARP = FACTORS + TILES * COLUMNS * 4;      // FP32 [TEAMS, WARPS, columns]
     static constexpr int BARRIERS = PER_WARP + TEAMS * WARPS * TILES * COLUMNS * 4;
-    static constexpr int SLOTS = (BARRIERS + static_cast<int>(sizeof(Barriers)) + 127) / 128 * 128;
-    // The ring also takes the sums of the second team, and a team has keys or values in a slot while the next is filled.
-    static constexpr int SUMS_BYTES = TILES * COLUMNS * (HEAD_DIM + 32 * WARPS / 4) * 4;
-    static constexpr int MIN_SLOTS = SUMS_BYTES > 3 * TILE_BYTES ? (SUMS_BYTES + TILE_BYTES - 1) / TILE_BYTES : 3;
+    static constexpr int QUERIES = (BARRIERS + static_cast<int>(sizeof(Barriers)) + 1023) / 1024 * 1024;  // atoms [head_dim / 64, TILES]
+    static constexpr int WEIGHTS = QUERIES + HEAD_DIM / ATOM_K * TILES * ATOM_BYTES;                      // atoms [TEAMS, 2, TILES]
+    static constexpr int SLOTS = WEIGHTS + TEAMS * 2 * TILES * ATOM_BYTES;
+    // The sums of the second team: where the rest from the queries on is no longer needed.
+    static constexpr int SUMS = QUERIES;
+    static_assert(TILES * COLUMNS * (HEAD_DIM + 64) * 4 <= SLOTS - SUMS + MIN_SLOTS * TILE_BYTES, "the second team's sums fit");
 
     // A lane reads chunk 4s + t of position g.
     __device__ static int key(int position, int chunk) {

@@ -11,7 +11,7 @@
 namespace attention::band {
 namespace {
 
-constexpr int MAX_SLOTS = 12;
+constexpr int MIN_SLOTS = 3, MAX_SLOTS = 12;
 
 struct Barriers {
     uint64_t full[MAX_SLOTS], empty[MAX_SLOTS];

@@ -152,12 +152,13 @@ __device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], c
 
     const float *factors = reinterpret_cast<const float *>(shared + Layout::FACTORS);
 #pragma unroll
-    for (int i = 0; i < Layout::TILES * 4; i++) {
-        const int column = i / 4 * COLUMNS + 2 * lane.t + i % 2;
-        score[i] = __fmul_rn(score[i], factors[column]);
-        if (!sight.whole(tile_start) && !sight.sees(column, tile_start + 16 * lane.warp + lane.g + i / 2 % 2 * 8))
+    for (int i = 0; i < Layout::TILES * 4; i++)
+        score[i] = __fmul_rn(score[i], factors[i / 4 * COLUMNS + 2 * lane.t + i % 2]);
+    if (sight.whole(tile_start)) return;
+#pragma unroll
+    for (int i = 0; i < Layout::TILES * 4; i++)
+        if (!sight.sees(i / 4 * COLUMNS + 2 * lane.t + i % 2, tile_start + 16 * lane.warp + lane.g + i / 2 % 2 * 8))
             score[i] = -INFINITY;
-    }
 }
 
 // The weights of a tile are relative to a score that is at most this much (of powers of two) below the largest so far. So few tiles
@@ -222,14 +223,18 @@ __device__ __forceinline__ bool weigh(float (&fresh)[Layout::TILES][2], const Su
     return most > HEADROOM;
 }
 
-// A lane's run of a value, in words; what is not finite is left out, and said, where `guard` is set.
-template <int WORDS, typename Operands>
-__device__ __forceinline__ void load_run(uint32_t (&run)[WORDS], const char *from, int bytes, bool guard, uint32_t &left_out) {
+// A lane's run of a value, in words.
+template <int WORDS>
+__device__ __forceinline__ void load_run(uint32_t (&run)[WORDS], const char *from, int bytes) {
     if (bytes == 2) run[0] = *reinterpret_cast<const unsigned short *>(from);
     if (bytes == 4) run[0] = *reinterpret_cast<const uint32_t *>(from);
     if constexpr (WORDS == 2) *reinterpret_cast<uint2 *>(run) = *reinterpret_cast<const uint2 *>(from);
     if constexpr (WORDS == 4) *reinterpret_cast<uint4 *>(run) = *reinterpret_cast<const uint4 *>(from);
-    if (!guard) return;
+}
+
+// Leaves out what is not finite, and says so.
+template <typename Operands, int WORDS>
+__device__ __forceinline__ void leave_out(uint32_t (&run)[WORDS], uint32_t &left_out) {
 #pragma unroll
     for (uint32_t &word : run) {
         const uint32_t not_finite = Operands::not_finite(word);
@@ -251,19 +256,22 @@ __device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *weigh
     const bool whole = sight.whole(tile_start);
     uint32_t left_out = 0;
     uint32_t run[2][4][WORDS], a[2][sums.M_TILES][4];
+    const auto position = [&](int step, int i) { return 16 * step + 2 * lane.t + i % 2 + i / 2 * 8; };
     const auto load = [&](int step) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int position = 16 * step + 2 * lane.t + i % 2 + i / 2 * 8;
-            load_run<WORDS, Operands<Element>>(run[step % 2][i], values + Layout::value(position, byte / 16) + byte % 16, RUN_BYTES,
-                                               !whole && tile_start + position > sight.first, left_out);
-        }
+        for (int i = 0; i < 4; i++)
+            load_run(run[step % 2][i], values + Layout::value(position(step, i), byte / 16) + byte % 16, RUN_BYTES);
     };
     load(0);
 #pragma unroll
     for (int step = 0; step < TILE / 16; step++) {
         if (step + 1 < TILE / 16) load(step + 1);
-        const uint32_t(&of_step)[4][WORDS] = run[step % 2];
+        uint32_t(&of_step)[4][WORDS] = run[step % 2];
+        if (!whole) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (tile_start + position(step, i) > sight.first) leave_out<Operands<Element>>(of_step[i], left_out);
+        }
 #pragma unroll
         for (int j = 0; j < sums.M_TILES; j++) {
             Operands<Element>::values(of_step[0], of_step[1], j, a[step % 2][j][0], a[step % 2][j][1]);
