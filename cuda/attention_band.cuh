@@ -24,6 +24,20 @@ namespace {
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
+// Threads that fetch leave registers to those that multiply, where these need more than an even share.
+template <int TILES>
+__device__ __forceinline__ void give_registers() {
+#if HAS_WGMMA
+    if (TILES > 3) asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+#endif
+}
+template <int TILES>
+__device__ __forceinline__ void take_registers() {
+#if HAS_WGMMA
+    if (TILES > 3) asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+#endif
+}
+
 // Rows of a pass whose splits are of one length: all of them, or but for one step of that length.
 struct Run {
     int64_t position;  // of the first row
@@ -42,7 +56,7 @@ template <typename Layout>
 __device__ __forceinline__ Reader<Layout> reader_of(const Pages<typename Layout::Element> &pages, const Run &run, int split, int head,
                                                     char *shared) {
     const int64_t end = min(run.position + run.rows, pages.window), start = split * run.splits.length();
-    const int64_t of_split = min(run.splits.length(), end - start);
+    const int64_t of_split = max(min(run.splits.length(), end - start), int64_t{0});
     return {pages, shared_address(shared + Layout::SLOTS), head, start, end, static_cast<int>((of_split + TILE - 1) / TILE)};
 }
 
@@ -74,6 +88,21 @@ __device__ __forceinline__ void attend_tiles(Sums<Layout> &sums, char *shared, i
     }
 }
 
+// What the teams do with a split of a run: a part of it each, which the first adds up and leaves for the second kernel.
+template <typename Layout>
+__device__ __forceinline__ void attend_split(char *shared, const Reader<Layout> &reader, Ring &ring, const Sight &sight,
+                                             const Scratch &scratch, int64_t first_column, int columns, const Lane &lane) {
+    Sums<Layout> sums;
+    attend_tiles(sums, shared, reader.start, reader.tiles, ring, sight, lane);
+    float *memory = reinterpret_cast<float *>(shared + Layout::SUMS);
+    teams_sync();
+    if (lane.team == 1) give(sums, memory);
+    teams_sync();
+    if (lane.team == 1) return;
+    take(sums, memory);
+    leave(sums, shared, scratch, first_column, columns, lane);
+}
+
 template <typename Element, int HEAD_DIM, int TILES>
 __global__ void __launch_bounds__(THREADS, 1) attend(Pages<Element> pages, Queries queries, Scratch scratch, Pass pass) {
     using Layout = Layout<Element, HEAD_DIM, TILES>;
@@ -82,63 +111,42 @@ __global__ void __launch_bounds__(THREADS, 1) attend(Pages<Element> pages, Queri
     const int split = static_cast<int>(blockIdx.x) / pages.kv_heads;
     const int head = static_cast<int>(blockIdx.x) % pages.kv_heads;
     const int group = queries.heads / pages.kv_heads;
-    const float log2_scale = pass.log2_scale * (pages.k_scales == nullptr ? 1.0f : pages.k_scales[head]);
-    Barriers &barriers = *reinterpret_cast<Barriers *>(shared + Layout::BARRIERS);
-    if (threadIdx.x < pass.slots) {
-        mbarrier_init(&barriers.full[threadIdx.x], TEAM_THREADS);
-        mbarrier_init(&barriers.empty[threadIdx.x], WARPS);
-        mbarrier_init_fence();
-    }
+    Ring ring = {*reinterpret_cast<Barriers *>(shared + Layout::BARRIERS), pass.slots};
+    ring.open();
     __syncthreads();
-    Ring ring = {barriers, pass.slots};
-    const auto each_run = [&](int64_t position, const auto &with) {
-        int filled = 0;
+    if (lane.team == TEAMS) {
+        give_registers<TILES>();
+        // A kernel before may still write the position, which may not stay in L1 then. What it says now only goes to L2.
+        const int64_t likely = min(max(__ldcg(queries.position) + pass.first_row, int64_t{0}), pages.window - 1);
+        reader_of<Layout>(pages, Run(likely, 0, pass.rows, pages.kv_heads, pages.window), split, head, shared).prefetch();
+        wait_for_previous();
+        const int64_t position = __ldcg(queries.position) + pass.first_row;
         for (int row = 0; row < pass.rows;) {
             const Run run(position, row, pass.rows, pages.kv_heads, pages.window);
-            const Reader<Layout> reader = reader_of<Layout>(pages, run, split, head, shared);
-            if (reader.tiles > 0) with(run, reader, filled);
-            filled += 2 * max(reader.tiles, 0);
+            reader_of<Layout>(pages, run, split, head, shared).fetch(ring);
             row += run.rows;
             if (row < pass.rows) __syncthreads();
         }
-    };
-
-    if (lane.team == TEAMS) {
-#if HAS_WGMMA
-        if (TILES > 3) asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-#endif
-        // The position may not be the last kernel's yet: what it says only goes to L2.
-        const int64_t position = min(max(static_cast<int64_t>(*queries.position), int64_t{0}) + pass.first_row, pages.window - 1);
-        const Run likely(position, 0, pass.rows, pages.kv_heads, pages.window);
-        reader_of<Layout>(pages, likely, split, head, shared).prefetch();
-        wait_for_previous();
-        each_run(*queries.position + pass.first_row, [&](const Run &, const Reader<Layout> &reader, int) { reader.fetch(ring); });
     } else {
-#if HAS_WGMMA
-        if (TILES > 3) asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-#endif
+        take_registers<TILES>();
+        const float log2_scale = pass.log2_scale * (pages.k_scales == nullptr ? 1.0f : pages.k_scales[head]);
         wait_for_previous();
-        const int32_t position = *queries.position;
-        const auto load_from = [&](int row) {
+        const int64_t position = __ldcg(queries.position) + pass.first_row;
+        int filled = 2 * lane.team;
+        for (int row = 0; row < pass.rows;) {
             load_queries<Layout>(shared, queries, pass.first_row + row, (pass.rows - row) * group, head, group, log2_scale);
             publish_operands();
             teams_sync();
-        };
-        load_from(0);
-        each_run(position + pass.first_row, [&](const Run &run, const Reader<Layout> &reader, int filled) {
-            if (run.first > 0) load_from(run.first);
-            Sums<Layout> sums;
-            ring.go_to(filled + 2 * lane.team);
-            attend_tiles(sums, shared, reader.start, reader.tiles, ring, {run.position, group}, lane);
-            teams_sync();
-            float *memory = reinterpret_cast<float *>(shared + Layout::SUMS);
-            if (lane.team == 1) give(sums, memory);
-            teams_sync();
-            if (lane.team == 1) return;
-            take(sums, memory);
-            const int64_t first_column = (static_cast<int64_t>(split) * pages.kv_heads + head) * scratch.columns;
-            leave(sums, shared, scratch, first_column + run.first * group, run.rows * group, lane);
-        });
+            const Run run(position, row, pass.rows, pages.kv_heads, pages.window);
+            const Reader<Layout> reader = reader_of<Layout>(pages, run, split, head, shared);
+            ring.go_to(filled);
+            filled += 2 * reader.tiles;
+            const int64_t first_column = (static_cast<int64_t>(split) * pages.kv_heads + head) * scratch.columns + row * group;
+            if (reader.tiles > 0)
+                attend_split(shared, reader, ring, {run.position, group}, scratch, first_column, run.rows * group, lane);
+            row += run.rows;
+            if (row < pass.rows) __syncthreads();
+        }
     }
     // Not before: blocks that wait for this kernel would be stacked on the multiprocessors that are done first.
     let_next_start();

@@ -14,10 +14,6 @@
 namespace attention::band {
 namespace {
 
-constexpr int WARPS = 4;                      // of a team; each has 16 positions of a tile's scores, a quarter of head_dim of outputs
-constexpr int TEAM_THREADS = 32 * WARPS;
-constexpr int TEAMS = 2;                      // that multiply; one more fetches
-constexpr int THREADS = (TEAMS + 1) * TEAM_THREADS;
 constexpr int COLUMNS = ATOM_COLUMNS;         // of a column tile
 static_assert(TILE == ATOM_K, "weights of a tile are one atom deep");
 

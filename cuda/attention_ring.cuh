@@ -11,6 +11,11 @@
 namespace attention::band {
 namespace {
 
+constexpr int WARPS = 4;  // of a team
+constexpr int TEAM_THREADS = 32 * WARPS;
+constexpr int TEAMS = 2;  // that multiply; one more fetches
+constexpr int THREADS = (TEAMS + 1) * TEAM_THREADS;
+
 constexpr int MIN_SLOTS = 3, MAX_SLOTS = 12;
 
 struct Barriers {
@@ -23,6 +28,14 @@ struct Ring {
     int slots;
     int slot = 0;
     uint32_t parity = 0;  // of the slot's phase: how often the ring has been gone through before
+
+    // The block comes together before anyone else uses the ring.
+    __device__ void open() {
+        if (threadIdx.x >= slots) return;
+        mbarrier_init(&barriers.full[threadIdx.x], TEAM_THREADS);
+        mbarrier_init(&barriers.empty[threadIdx.x], WARPS);
+        mbarrier_init_fence();
+    }
 
     __device__ void go_to(int index) {
         slot = index % slots;
