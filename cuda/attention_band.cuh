@@ -88,19 +88,21 @@ __device__ __forceinline__ void attend_tiles(Sums<Layout> &sums, char *shared, i
     }
 }
 
-// What the teams do with a split of a run: a part of it each, which the first adds up and leaves for the second kernel.
+// What the teams do with a split of a run: half of its tiles each, then each adds up half of the columns for the second kernel.
 template <typename Layout>
 __device__ __forceinline__ void attend_split(char *shared, const Reader<Layout> &reader, Ring &ring, const Sight &sight,
                                              const Scratch &scratch, int64_t first_column, int columns, const Lane &lane) {
+    constexpr int HALF = (Layout::TILES + 1) / 2;
     Sums<Layout> sums;
     attend_tiles(sums, shared, reader.start, reader.tiles, ring, sight, lane);
-    float *memory = reinterpret_cast<float *>(shared + Layout::SUMS);
     teams_sync();
-    if (lane.team == 1) give(sums, memory);
-    teams_sync();
-    if (lane.team == 1) return;
-    take(sums, memory);
-    leave(sums, shared, scratch, first_column, columns, lane);
+    if (lane.team == 0) {
+        exchange<HALF, Layout::TILES, 0, HALF>(sums, shared);
+        leave<0, HALF>(sums, shared, scratch, first_column, columns, lane);
+    } else {
+        exchange<0, HALF, HALF, Layout::TILES>(sums, shared);
+        leave<HALF, Layout::TILES>(sums, shared, scratch, first_column, columns, lane);
+    }
 }
 
 template <typename Element, int HEAD_DIM, int TILES>
@@ -116,11 +118,8 @@ __global__ void __launch_bounds__(THREADS, 1) attend(Pages<Element> pages, Queri
     __syncthreads();
     if (lane.team == TEAMS) {
         give_registers<TILES>();
-        // A kernel before may still write the position, which may not stay in L1 then. What it says now only goes to L2.
-        const int64_t likely = min(max(__ldcg(queries.position) + pass.first_row, int64_t{0}), pages.window - 1);
-        reader_of<Layout>(pages, Run(likely, 0, pass.rows, pages.kv_heads, pages.window), split, head, shared).prefetch();
         wait_for_previous();
-        const int64_t position = __ldcg(queries.position) + pass.first_row;
+        const int64_t position = *queries.position + pass.first_row;
         for (int row = 0; row < pass.rows;) {
             const Run run(position, row, pass.rows, pages.kv_heads, pages.window);
             reader_of<Layout>(pages, run, split, head, shared).fetch(ring);
@@ -131,7 +130,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend(Pages<Element> pages, Queri
         take_registers<TILES>();
         const float log2_scale = pass.log2_scale * (pages.k_scales == nullptr ? 1.0f : pages.k_scales[head]);
         wait_for_previous();
-        const int64_t position = __ldcg(queries.position) + pass.first_row;
+        const int64_t position = *queries.position + pass.first_row;
         int filled = 2 * lane.team;
         for (int row = 0; row < pass.rows;) {
             load_queries<Layout>(shared, queries, pass.first_row + row, (pass.rows - row) * group, head, group, log2_scale);

@@ -65,7 +65,7 @@ constexpr int THREADS = 256;
 constexpr int PART = 64;                 // elements of head_dim of a block
 constexpr int LANES = PART / 4;          // threads that share a split
 constexpr int SLICES = THREADS / LANES;  // slice i has splits i, i + SLICES and so on
-constexpr int AHEAD = (MAX_SPLITS + SLICES - 1) / SLICES;  // splits of a slice
+constexpr int MAX_AHEAD = (MAX_SPLITS + SLICES - 1) / SLICES, FEW_AHEAD = 3;  // splits of a slice
 static_assert(MAX_SPLITS <= THREADS, "a thread has one split's weight");
 
 __device__ __forceinline__ void add(float4 &sum, float weight, const float4 &value) {
@@ -75,6 +75,8 @@ __device__ __forceinline__ void add(float4 &sum, float weight, const float4 &val
     sum.w = __fmaf_rn(weight, value.w, sum.w);
 }
 
+// No slice has more than `AHEAD` splits: with few, all blocks of many rows are resident at once.
+template <int AHEAD>
 __global__ void __launch_bounds__(THREADS) kernel(Values values, Queries queries, Scratch scratch, Pass pass) {
     extern __shared__ float2 weights[];  // [splits]
     __shared__ float largest_of_warp[THREADS / 32];
@@ -148,17 +150,20 @@ __global__ void __launch_bounds__(THREADS) kernel(Values values, Queries queries
 
 inline cudaError_t load_combine() {
     cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, combining::kernel);
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, combining::kernel<combining::FEW_AHEAD>);
+    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, combining::kernel<combining::MAX_AHEAD>) : error;
 }
 
 inline cudaError_t combine(const Values &values, const Queries &queries, const Scratch &scratch, const Pass &pass, bool overlap,
                            cudaStream_t stream) {
-    const Launch launch = {.blocks = static_cast<int64_t>(pass.rows) * queries.heads * (queries.head_dim / combining::PART),
+    using namespace combining;
+    const Launch launch = {.blocks = static_cast<int64_t>(pass.rows) * queries.heads * (queries.head_dim / PART),
                            .threads = combining::THREADS,
                            .shared = pass.splits * sizeof(float2),
                            .overlap = overlap,
                            .stream = stream};
-    return launch_kernel(launch, combining::kernel, values, queries, scratch, pass);
+    const auto function = pass.splits <= FEW_AHEAD * SLICES ? kernel<FEW_AHEAD> : kernel<MAX_AHEAD>;
+    return launch_kernel(launch, function, values, queries, scratch, pass);
 }
 
 }  // namespace

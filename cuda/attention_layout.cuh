@@ -9,7 +9,6 @@
 #include "attention_products.cuh"
 #include "attention_ring.cuh"
 #include "attention_splits.cuh"
-#include "launch.cuh"
 
 namespace attention::band {
 namespace {
@@ -79,7 +78,6 @@ struct Reader {
     using Element = typename Layout::Element;
     static constexpr int ROWS = TEAM_THREADS / Layout::CHUNKS;  // that are copied at once
     static constexpr int COPIES = TILE / ROWS;
-    static constexpr int PREFETCHED = 4;  // tiles
     // A page has 16 positions at least, so a thread's copies are of few pages.
     static constexpr int LOOKUPS = COPIES < TILE / 16 ? COPIES : TILE / 16;
 
@@ -106,20 +104,6 @@ struct Reader {
             lookups.page[i] = pages.table == nullptr || position >= pages.window ? run : pages.table[run];
         }
         return lookups;
-    }
-
-    // Brings the first tiles into L2.
-    __device__ void prefetch() const {
-#if HAS_DEPENDENT_LAUNCH
-        constexpr int RUN = 16;  // positions in a page
-        const int64_t position = start + threadIdx.x % TEAM_THREADS / 2 * RUN;
-        if (position >= min(end, start + PREFETCHED * TILE)) return;
-        const int64_t run = position >> page_shift;
-        const int64_t page = (pages.table == nullptr ? run : pages.table[run]) * static_cast<int64_t>(pages.kv_heads) + head;
-        const int64_t index = (page << page_shift) + (position & (pages.page_size - 1));
-        const Element *from = (threadIdx.x % 2 == 0 ? pages.keys : pages.values) + index * Layout::HEAD_DIM;
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "n"(RUN * Layout::ROW) : "memory");
-#endif
     }
 
     // Fills the ring with all tiles.

@@ -3,6 +3,7 @@
 
 #include <cfloat>
 #include <cstdint>
+#include <type_traits>
 
 #include "attention_combine.cuh"
 #include "attention_elements.cuh"
@@ -305,53 +306,44 @@ __device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *weigh
     }
 }
 
-// Leaves the sums of the second team in the ring, where `take` finds them. All tiles have been read.
-template <typename Layout>
-__device__ __forceinline__ void give(const Sums<Layout> &sums, float *memory) {
-    float *own = memory + threadIdx.x % TEAM_THREADS;
+// Gives the other team the sums of column tiles `FROM` to `TO`, and adds its sums of column tiles `OWN_FROM` to `OWN_TO`. All tiles
+// have been read. Which of the teams adds does not show: sums and products are rounded by themselves.
+template <int FROM, int TO, int OWN_FROM, int OWN_TO, typename Layout>
+__device__ __forceinline__ void exchange(Sums<Layout> &sums, char *shared) {
+    constexpr int OUTPUTS = 2 * sums.M_TILES, OF_COLUMN = OUTPUTS + 2;  // numbers of a thread
+    float *of_thread = reinterpret_cast<float *>(shared + Layout::SUMS) + threadIdx.x % TEAM_THREADS;
+    const auto at = [&](int column, int number) -> float & { return of_thread[(column * OF_COLUMN + number) * TEAM_THREADS]; };
+    const auto out = [&](int column, int number) -> float & {
+        return sums.out[number / 2][column / 2 * 4 + number % 2 * 2 + column % 2];
+    };
 #pragma unroll
-    for (int i = 0; i < Layout::TILES * 4; i++) {
+    for (int column = 2 * FROM; column < 2 * TO; column++) {
 #pragma unroll
-        for (int j = 0; j < sums.M_TILES; j++) own[(i * sums.M_TILES + j) * TEAM_THREADS] = sums.out[j][i];
+        for (int i = 0; i < OUTPUTS; i++) at(column, i) = out(column, i);
+        at(column, OUTPUTS) = sums.base[column / 2][column % 2];
+        at(column, OUTPUTS + 1) = sums.total[column / 2][column % 2];
     }
-    own += Layout::TILES * 4 * sums.M_TILES * TEAM_THREADS;
+    teams_sync();
 #pragma unroll
-    for (int i = 0; i < Layout::TILES * 2; i++) {
-        own[2 * i * TEAM_THREADS] = sums.base[i / 2][i % 2];
-        own[(2 * i + 1) * TEAM_THREADS] = sums.total[i / 2][i % 2];
-    }
-}
-
-// Adds to the sums of the first team those of the second.
-template <typename Layout>
-__device__ __forceinline__ void take(Sums<Layout> &sums, const float *memory) {
-    const float *own = memory + threadIdx.x % TEAM_THREADS;
-    const float *own_weights = own + Layout::TILES * 4 * sums.M_TILES * TEAM_THREADS;
-#pragma unroll
-    for (int column = 0; column < Layout::TILES * 2; column++) {
+    for (int column = 2 * OWN_FROM; column < 2 * OWN_TO; column++) {
         float &base = sums.base[column / 2][column % 2], &total = sums.total[column / 2][column % 2];
-        const float other = own_weights[2 * column * TEAM_THREADS];
-        const float both = fmaxf(base, other);
-        const float shrink = exp2_fast(__fadd_rn(base, -both)), weight = exp2_fast(__fadd_rn(other, -both));
+        const float other = at(column, OUTPUTS), both = fmaxf(base, other);
+        const float shrink = exp2_fast(__fadd_rn(base, -both)), shrink_other = exp2_fast(__fadd_rn(other, -both));
         base = both;
-        total = __fmaf_rn(weight, own_weights[(2 * column + 1) * TEAM_THREADS], __fmul_rn(total, shrink));
+        total = __fadd_rn(__fmul_rn(total, shrink), __fmul_rn(at(column, OUTPUTS + 1), shrink_other));
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int i = column / 2 * 4 + half * 2 + column % 2;
-#pragma unroll
-            for (int j = 0; j < sums.M_TILES; j++)
-                sums.out[j][i] = __fmaf_rn(weight, own[(i * sums.M_TILES + j) * TEAM_THREADS], __fmul_rn(sums.out[j][i], shrink));
-        }
+        for (int i = 0; i < OUTPUTS; i++)
+            out(column, i) = __fadd_rn(__fmul_rn(out(column, i), shrink), __fmul_rn(at(column, i), shrink_other));
     }
 }
 
-// Leaves the sums of a split for the second kernel; `first_column` is that of its head.
-template <typename Layout>
+// Leaves the sums of column tiles `FROM` to `TO` of a split for the second kernel; `first_column` is that of its head.
+template <int FROM, int TO, typename Layout>
 __device__ __forceinline__ void leave(const Sums<Layout> &sums, char *shared, const Scratch &scratch, int64_t first_column,
                                       int columns, const Lane &lane) {
     float *per_warp = Layout::per_warp(shared, lane.team);
 #pragma unroll
-    for (int i = 0; i < Layout::TILES * 2; i++) {
+    for (int i = 2 * FROM; i < 2 * TO; i++) {
         float total = sums.total[i / 2][i % 2];
 #pragma unroll
         for (int lanes = 4; lanes < 32; lanes *= 2) total = __fadd_rn(total, __shfl_xor_sync(~0u, total, lanes));
@@ -359,7 +351,7 @@ __device__ __forceinline__ void leave(const Sums<Layout> &sums, char *shared, co
     }
     team_sync(lane.team);
 #pragma unroll
-    for (int i = 0; i < Layout::TILES * 2; i++) {
+    for (int i = 2 * FROM; i < 2 * TO; i++) {
         const int column = i / 2 * COLUMNS + 2 * lane.t + i % 2;
         if (column >= columns) continue;
         if (lane.warp == 0 && lane.g == 0) {
@@ -368,11 +360,15 @@ __device__ __forceinline__ void leave(const Sums<Layout> &sums, char *shared, co
             for (int w = 0; w < WARPS; w++) total = __fadd_rn(total, per_warp[w * Layout::TILES * COLUMNS + column]);
             scratch.weights[first_column + column] = make_float2(sums.base[i / 2][i % 2], total);
         }
-        float *to = scratch.outputs + (first_column + column) * Layout::HEAD_DIM + (lane.warp * 8 + lane.g) * sums.RUN;
+        float run[sums.RUN];
 #pragma unroll
-        for (int j = 0; j < sums.M_TILES; j++)
-            reinterpret_cast<float2 *>(to)[j] =
-                make_float2(sums.out[j][i / 2 * 4 + i % 2], sums.out[j][i / 2 * 4 + 2 + i % 2]);
+        for (int j = 0; j < sums.RUN; j++) run[j] = sums.out[j / 2][i / 2 * 4 + j % 2 * 2 + i % 2];
+        constexpr int VECTOR = sums.RUN < 4 ? sums.RUN : 4;
+        using Vector = std::conditional_t<VECTOR == 4, float4, float2>;
+        Vector *to = reinterpret_cast<Vector *>(scratch.outputs + (first_column + column) * Layout::HEAD_DIM +
+                                                (lane.warp * 8 + lane.g) * sums.RUN);
+#pragma unroll
+        for (int j = 0; j < sums.RUN / VECTOR; j++) to[j] = *reinterpret_cast<const Vector *>(run + j * VECTOR);
     }
 }
 
