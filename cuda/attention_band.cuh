@@ -44,9 +44,9 @@ struct Run {
     int first, rows;   // of the pass
     Splits splits;
 
-    __device__ Run(int64_t pass_position, int first_row, int pass_rows, int kv_heads, int64_t window)
-        : position(pass_position + first_row), first(first_row), rows(pass_rows - first_row),
-          splits(Splits::of(kv_heads, min(position + 1, window))) {
+    __device__ Run(int64_t pass_position, int first_row, const Pass &pass, int64_t window)
+        : position(pass_position + first_row), first(first_row), rows(pass.rows - first_row),
+          splits(Splits::of(pass.splits, min(position + 1, window))) {
         if (splits.reach() < window) rows = static_cast<int>(min(static_cast<int64_t>(rows), splits.reach() - position));
     }
 };
@@ -75,7 +75,7 @@ __device__ __forceinline__ void attend_tiles(Sums<Layout> &sums, char *shared, i
         ring.advance(1);
         bool past = tile == lane.team;
         do {
-            if (past) raise(sums, score, shared, lane);
+            if (past) raise(sums, score, shared, tile == lane.team, lane);
             past = weigh(fresh, sums, score, weights, lane);
             publish_operands();
             past = team_any(lane.team, past);
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend(Pages<Element> pages, Queri
         wait_for_previous();
         const int64_t position = *queries.position + pass.first_row;
         for (int row = 0; row < pass.rows;) {
-            const Run run(position, row, pass.rows, pages.kv_heads, pages.window);
+            const Run run(position, row, pass, pages.window);
             reader_of<Layout>(pages, run, split, head, shared).fetch(ring);
             row += run.rows;
             if (row < pass.rows) __syncthreads();
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend(Pages<Element> pages, Queri
             load_queries<Layout>(shared, queries, pass.first_row + row, (pass.rows - row) * group, head, group, log2_scale);
             publish_operands();
             teams_sync();
-            const Run run(position, row, pass.rows, pages.kv_heads, pages.window);
+            const Run run(position, row, pass, pages.window);
             const Reader<Layout> reader = reader_of<Layout>(pages, run, split, head, shared);
             ring.go_to(filled);
             filled += 2 * reader.tiles;

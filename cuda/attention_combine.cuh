@@ -41,7 +41,7 @@ struct Scratch {
 struct Pass {
     int64_t first_row;
     int32_t rows;
-    int32_t splits;    // there is scratch for
+    int32_t splits;    // at most, of the window
     int32_t slots;     // of the ring
     float log2_scale;  // of a score, times log2(e)
 };
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(THREADS) kernel(Values values, Queries queries
     for (int i = 0; i < AHEAD; i++)
         if (slice + i * SLICES < pass.splits) ahead[i] = outputs[(slice + i * SLICES) * output_stride];
     const int64_t positions = min(position + pass.first_row + row + 1, values.window);
-    const int splits = Splits::of(values.kv_heads, positions).count(positions);
+    const int splits = Splits::of(pass.splits, positions).count(positions);
 
     float largest = -FLT_MAX;
     if (threadIdx.x < splits) {

@@ -99,6 +99,10 @@ struct Reader {
         Lookups lookups;
 #pragma unroll
         for (int i = 0; i < LOOKUPS; i++) {
+            if (i > 0 && pages.page_size >= TILE) {
+                lookups.page[i] = lookups.page[0];
+                continue;
+            }
             const int64_t position = start + tile * TILE + i * (TILE / LOOKUPS) + row;
             const int run = static_cast<int>(position >> page_shift);
             lookups.page[i] = pages.table == nullptr || position >= pages.window ? run : pages.table[run];
@@ -111,8 +115,8 @@ struct Reader {
         Lookups next = look_up(0);
         for (int tile = 0; tile < tiles; tile++) {
             const Lookups lookups = next;
-            next = look_up(tile + 1);
             copy(pages.keys, tile, lookups, ring, Layout::key);
+            next = look_up(tile + 1);
             copy(pages.values, tile, lookups, ring, Layout::value);
         }
     }

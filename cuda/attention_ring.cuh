@@ -38,6 +38,8 @@ struct Ring {
     }
 
     __device__ void go_to(int index) {
+        slot = index, parity = 0;
+        if (index < slots) return;
         slot = index % slots;
         parity = index / slots & 1;
     }

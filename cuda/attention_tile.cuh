@@ -89,14 +89,20 @@ template <typename Layout>
 __device__ __forceinline__ void load_queries(char *shared, const Queries &queries, int64_t first_row, int columns, int head,
                                              int group, float log2_scale) {
     constexpr int VECTORS = Layout::TILES * COLUMNS / (TEAMS * WARPS);  // of a warp
-    const int warp = threadIdx.x / 32, eighth = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % (TEAMS * WARPS), eighth = threadIdx.x % 32;
+    // A column's row is its number over the group's: for so few, by a multiplication.
+    static_assert(Layout::TILES * COLUMNS <= 64, "2^16 / group is exact enough");
+    const int inverse = (65535 + group) / group;
+    const uint4 *first = reinterpret_cast<const uint4 *>(
+                             queries.queries + (first_row * queries.heads + head * group) * static_cast<int64_t>(Layout::HEAD_DIM)) +
+                         eighth;
     uint4 elements[VECTORS];
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         const int column = warp + i * TEAMS * WARPS;
-        const int64_t vector = (first_row + column / group) * queries.heads + head * group + column % group;
-        const uint4 *from = reinterpret_cast<const uint4 *>(queries.queries + vector * Layout::HEAD_DIM) + eighth;
-        elements[i] = column < columns && eighth < Layout::HEAD_DIM / 8 ? *from : uint4{};
+        const int vector = column + (column * inverse >> 16) * (queries.heads - group);
+        elements[i] = uint4{};
+        if (column < columns && eighth < Layout::HEAD_DIM / 8) elements[i] = first[vector * (Layout::HEAD_DIM / 8)];
     }
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
@@ -166,9 +172,10 @@ __device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], c
 // after the first have to find their largest, and to shrink what has been summed up.
 constexpr float HEADROOM = 8.0f;
 
-// Where the largest of a column's scores is past its headroom, weights are relative to that from here on.
+// Where the largest of a column's scores is past its headroom, weights are relative to that from here on. What has been summed up
+// shrinks to match; before the first tile there is nothing.
 template <typename Layout>
-__device__ __forceinline__ void raise(Sums<Layout> &sums, const float (&score)[Layout::TILES * 4], char *shared, const Lane &lane) {
+__device__ __forceinline__ void raise(Sums<Layout> &sums, const float (&score)[Layout::TILES * 4], char *shared, bool first, const Lane &lane) {
     float *per_warp = Layout::per_warp(shared, lane.team);
 #pragma unroll
     for (int n = 0; n < Layout::TILES; n++)
@@ -180,6 +187,7 @@ __device__ __forceinline__ void raise(Sums<Layout> &sums, const float (&score)[L
             if (lane.g == 0) per_warp[(lane.warp * Layout::TILES + n) * COLUMNS + 2 * lane.t + c] = largest;
         }
     team_sync(lane.team);
+    float shrink[Layout::TILES][2];
 #pragma unroll
     for (int n = 0; n < Layout::TILES; n++)
 #pragma unroll
@@ -190,14 +198,17 @@ __device__ __forceinline__ void raise(Sums<Layout> &sums, const float (&score)[L
                 largest = fmaxf(largest, per_warp[(w * Layout::TILES + n) * COLUMNS + 2 * lane.t + c]);
             float &base = sums.base[n][c];
             const float raised = __fadd_rn(largest, -base) > HEADROOM ? largest : base;
-            const float shrink = exp2_fast(__fadd_rn(base, -raised));
+            shrink[n][c] = exp2_fast(__fadd_rn(base, -raised));
             base = raised;
-            sums.total[n][c] = __fmul_rn(sums.total[n][c], shrink);
-#pragma unroll
-            for (int j = 0; j < sums.M_TILES; j++)
-#pragma unroll
-                for (int i = 4 * n + c; i < 4 * n + 4; i += 2) sums.out[j][i] = __fmul_rn(sums.out[j][i], shrink);
         }
+    if (first) return;
+#pragma unroll
+    for (int i = 0; i < Layout::TILES * 4; i++) {
+        const float by = shrink[i / 4][i % 2];
+        if (i % 4 < 2) sums.total[i / 4][i % 2] = __fmul_rn(sums.total[i / 4][i % 2], by);
+#pragma unroll
+        for (int j = 0; j < sums.M_TILES; j++) sums.out[j][i] = __fmul_rn(sums.out[j][i], by);
+    }
 }
 
 // Leaves the weights of scores in shared memory, and in `fresh` the sums of a lane's. Returns whether a score is past its headroom.
