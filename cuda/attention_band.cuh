@@ -112,9 +112,12 @@ __global__ void __launch_bounds__(THREADS, 1) attend(Pages<Element> pages, Queri
     const Lane lane;
     const int split = static_cast<int>(blockIdx.x) / pages.kv_heads;
     const int head = static_cast<int>(blockIdx.x) % pages.kv_heads;
-    const int group = queries.heads / pages.kv_heads;
+    const Group group = {queries.heads / pages.kv_heads};
     Ring ring = {*reinterpret_cast<Barriers *>(shared + Layout::BARRIERS), pass.slots};
     ring.open();
+    // One row's second kernel finds room beside this one. With more, blocks that wait would be stacked on the multiprocessors that
+    // are done first.
+    if (TILES == 1) let_next_start();
     __syncthreads();
     if (lane.team == TEAMS) {
         give_registers<TILES>();
@@ -133,22 +136,21 @@ __global__ void __launch_bounds__(THREADS, 1) attend(Pages<Element> pages, Queri
         const int64_t position = *queries.position + pass.first_row;
         int filled = 2 * lane.team;
         for (int row = 0; row < pass.rows;) {
-            load_queries<Layout>(shared, queries, pass.first_row + row, (pass.rows - row) * group, head, group, log2_scale);
+            load_queries<Layout>(shared, queries, pass.first_row + row, (pass.rows - row) * group.size, head, group, log2_scale);
             publish_operands();
             teams_sync();
             const Run run(position, row, pass, pages.window);
             const Reader<Layout> reader = reader_of<Layout>(pages, run, split, head, shared);
             ring.go_to(filled);
             filled += 2 * reader.tiles;
-            const int64_t first_column = (static_cast<int64_t>(split) * pages.kv_heads + head) * scratch.columns + row * group;
+            const int64_t first_column = (static_cast<int64_t>(split) * pages.kv_heads + head) * scratch.columns + row * group.size;
             if (reader.tiles > 0)
-                attend_split(shared, reader, ring, {run.position, group}, scratch, first_column, run.rows * group, lane);
+                attend_split(shared, reader, ring, {run.position, group}, scratch, first_column, run.rows * group.size, lane);
             row += run.rows;
             if (row < pass.rows) __syncthreads();
         }
     }
-    // Not before: blocks that wait for this kernel would be stacked on the multiprocessors that are done first.
-    let_next_start();
+    if (TILES > 1) let_next_start();
 }
 
 template <typename Element>

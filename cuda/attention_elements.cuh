@@ -30,10 +30,9 @@ struct Operands<__nv_bfloat16> {
         odd = __byte_perm(first[i], second[i], 0x7632);
     }
 
-    // Two elements, or all ones where one is not finite.
-    __device__ static uint32_t not_finite(uint32_t word) {
-        return ((word & 0x7f80u) == 0x7f80u ? 0xffffu : 0) | ((word & 0x7f800000u) == 0x7f800000u ? 0xffff0000u : 0);
-    }
+    static constexpr int BITS = 16;
+    // The sign bits of those elements that are not finite.
+    __device__ static uint32_t not_finite(uint32_t word) { return ((word & 0x7fff7fffu) + 0x00800080u) & 0x80008000u; }
 
     __device__ static float value(const char *address) {
         return __bfloat162float(*reinterpret_cast<const __nv_bfloat16 *>(address));
@@ -74,9 +73,8 @@ struct Operands<__nv_fp8_e4m3> {
         to_f16(__byte_perm(first[i / 2], second[i / 2], i % 2 == 0 ? 0x5140 : 0x7362), even, odd);
     }
 
-    __device__ static uint32_t not_finite(uint32_t word) {
-        return ((((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) >> 7) * 0xffu;
-    }
+    static constexpr int BITS = 8;
+    __device__ static uint32_t not_finite(uint32_t word) { return ((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u; }
 
     __device__ static float value(const char *address) {
         return static_cast<float>(*reinterpret_cast<const __nv_fp8_e4m3 *>(address));

@@ -41,13 +41,29 @@ __device__ __forceinline__ void teams_sync() {
     asm volatile("barrier.cta.sync %0, %1;" ::"n"(1 + TEAMS), "n"(TEAMS * TEAM_THREADS) : "memory");
 }
 
-// What the rows of a pass see.
+// The heads of a KV head, which are the columns of a row.
+struct Group {
+    int size;
+    int inverse = (65535 + size) / size;
+
+    // For columns below 64 and groups of at most 16, this is the quotient.
+    __device__ int row(int column) const { return column * inverse >> 16; }
+};
+
+// What the rows of a run see.
 struct Sight {
     int64_t first;  // the position of the first row, which sees it and all before
-    int group;      // columns of a row
+    Group group;
 
     __device__ bool whole(int64_t tile_start) const { return tile_start + TILE - 1 <= first; }
-    __device__ bool sees(int column, int64_t position) const { return position <= first + column / group; }
+    __device__ bool sees(int column, int64_t position) const { return position <= first + group.row(column); }
+
+    // The same, of which nothing is computed before: the rows of all columns would take a register each.
+    __device__ Sight here() const {
+        Sight same = *this;
+        asm volatile("" : "+r"(same.group.inverse));
+        return same;
+    }
 };
 
 // What columns 2t and 2t + 1 of each column tile have summed up so far.
@@ -87,22 +103,18 @@ __device__ __forceinline__ uint32_t transpose(uint32_t matrix) {
 // last are zeros.
 template <typename Layout>
 __device__ __forceinline__ void load_queries(char *shared, const Queries &queries, int64_t first_row, int columns, int head,
-                                             int group, float log2_scale) {
+                                             const Group &group, float log2_scale) {
     constexpr int VECTORS = Layout::TILES * COLUMNS / (TEAMS * WARPS);  // of a warp
     const int warp = threadIdx.x / 32 % (TEAMS * WARPS), eighth = threadIdx.x % 32;
-    // A column's row is its number over the group's: for so few, by a multiplication.
-    static_assert(Layout::TILES * COLUMNS <= 64, "2^16 / group is exact enough");
-    const int inverse = (65535 + group) / group;
-    const uint4 *first = reinterpret_cast<const uint4 *>(
-                             queries.queries + (first_row * queries.heads + head * group) * static_cast<int64_t>(Layout::HEAD_DIM)) +
-                         eighth;
+    const int64_t first = (first_row * queries.heads + head * group.size) * Layout::HEAD_DIM;
+    const uint4 *from = reinterpret_cast<const uint4 *>(queries.queries + first) + eighth;
     uint4 elements[VECTORS];
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         const int column = warp + i * TEAMS * WARPS;
-        const int vector = column + (column * inverse >> 16) * (queries.heads - group);
+        const int vector = column + group.row(column) * (queries.heads - group.size);
         elements[i] = uint4{};
-        if (column < columns && eighth < Layout::HEAD_DIM / 8) elements[i] = first[vector * (Layout::HEAD_DIM / 8)];
+        if (column < columns && eighth < Layout::HEAD_DIM / 8) elements[i] = from[vector * (Layout::HEAD_DIM / 8)];
     }
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
@@ -162,9 +174,10 @@ __device__ __forceinline__ void find_scores(float (&score)[Layout::TILES * 4], c
     for (int i = 0; i < Layout::TILES * 4; i++)
         score[i] = __fmul_rn(score[i], factors[i / 4 * COLUMNS + 2 * lane.t + i % 2]);
     if (sight.whole(tile_start)) return;
+    const Sight here = sight.here();
 #pragma unroll
     for (int i = 0; i < Layout::TILES * 4; i++)
-        if (!sight.sees(i / 4 * COLUMNS + 2 * lane.t + i % 2, tile_start + 16 * lane.warp + lane.g + i / 2 % 2 * 8))
+        if (!here.sees(i / 4 * COLUMNS + 2 * lane.t + i % 2, tile_start + 16 * lane.warp + lane.g + i / 2 % 2 * 8))
             score[i] = -INFINITY;
 }
 
@@ -244,19 +257,23 @@ __device__ __forceinline__ void load_run(uint32_t (&run)[WORDS], const char *fro
     if constexpr (WORDS == 4) *reinterpret_cast<uint4 *>(run) = *reinterpret_cast<const uint4 *>(from);
 }
 
-// Leaves out what is not finite, and says so.
+// Makes zeros of what is not finite, and returns whether there was such.
 template <typename Operands, int WORDS>
-__device__ __forceinline__ void leave_out(uint32_t (&run)[WORDS], uint32_t &left_out) {
+__device__ __forceinline__ bool leave_out(uint32_t (&run)[4][WORDS]) {
+    uint32_t any = 0;
 #pragma unroll
-    for (uint32_t &word : run) {
-        const uint32_t not_finite = Operands::not_finite(word);
-        word &= ~not_finite;
-        left_out |= not_finite;
+    for (int i = 0; i < 4 * WORDS; i++) any |= Operands::not_finite(run[i / WORDS][i % WORDS]);
+    if (any == 0) return false;
+#pragma unroll
+    for (int i = 0; i < 4 * WORDS; i++) {
+        uint32_t &word = run[i / WORDS][i % WORDS];
+        word &= ~((Operands::not_finite(word) >> (Operands::BITS - 1)) * ((1u << Operands::BITS) - 1));
     }
+    return true;
 }
 
-// Adds the tile's values by their weights. A value that is not finite, and that some row does not see, would spoil that row even
-// with a weight of zero: it is left out of the products, and added to the columns that see it.
+// Adds the tile's values by their weights. A value that is not finite would spoil a row that does not see it even with a weight of
+// zero: where there are such rows, it is left out of the products, and added to the columns that see it.
 template <typename Layout>
 __device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *weights, const char *values, int64_t tile_start,
                                            const Sight &sight, const Lane &lane) {
@@ -266,7 +283,7 @@ __device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *weigh
     constexpr int WORDS = RUN_BYTES < 4 ? 1 : RUN_BYTES / 4;
     const int byte = lane.warp * (Layout::ROW / WARPS) + lane.g * RUN_BYTES;
     const bool whole = sight.whole(tile_start);
-    uint32_t left_out = 0;
+    bool left_out = false;
     uint32_t run[2][4][WORDS], a[2][sums.M_TILES][4];
     const auto position = [&](int step, int i) { return 16 * step + 2 * lane.t + i % 2 + i / 2 * 8; };
     const auto load = [&](int step) {
@@ -279,11 +296,7 @@ __device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *weigh
     for (int step = 0; step < TILE / 16; step++) {
         if (step + 1 < TILE / 16) load(step + 1);
         uint32_t(&of_step)[4][WORDS] = run[step % 2];
-        if (!whole) {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (tile_start + position(step, i) > sight.first) leave_out<Operands<Element>>(of_step[i], left_out);
-        }
+        if (!whole) left_out |= leave_out<Operands<Element>>(of_step);
 #pragma unroll
         for (int j = 0; j < sums.M_TILES; j++) {
             Operands<Element>::values(of_step[0], of_step[1], j, a[step % 2][j][0], a[step % 2][j][1]);
@@ -297,10 +310,10 @@ __device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *weigh
         wait_for_products<1>();
     }
     wait_for_products<0>();
-    if (!__any_sync(~0u, left_out != 0)) return;
+    if (!__any_sync(~0u, left_out)) return;
 
     for (int position = 0; position < TILE; position++) {
-        if (tile_start + position <= sight.first) continue;
+        const Sight here = sight.here();
         const char *from = values + Layout::value(position, byte / 16) + byte % 16;
 #pragma unroll
         for (int element = 0; element < sums.RUN; element++) {
@@ -310,7 +323,7 @@ __device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *weigh
             for (int i = 0; i < Layout::TILES * 2; i++) {
                 const int column = i / 2 * COLUMNS + 2 * lane.t + i % 2;
                 float &sum = sums.out[element / 2][i / 2 * 4 + element % 2 * 2 + i % 2];
-                if (sight.sees(column, tile_start + position))
+                if (here.sees(column, tile_start + position))
                     sum = __fmaf_rn(Operands<Element>::weight(weights + Layout::weight(column, position)), value, sum);
             }
         }
