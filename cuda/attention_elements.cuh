@@ -57,12 +57,21 @@ struct Operands<__nv_bfloat16> {
 // Everything enters as F16, which holds all of E4M3, has an instruction for it, and keeps three bits more of a weight than BF16.
 template <>
 struct Operands<__nv_fp8_e4m3> {
-    // Four codes.
+    // Four codes. The intrinsic alone would move the upper two down first.
     __device__ static void to_f16(uint32_t codes, uint32_t &low, uint32_t &high) {
+#if __CUDA_ARCH__ >= 890
         asm("{ .reg .b16 first, second; mov.b32 {first, second}, %2;\n"
             "cvt.rn.f16x2.e4m3x2 %0, first; cvt.rn.f16x2.e4m3x2 %1, second; }"
             : "=r"(low), "=r"(high)
             : "r"(codes));
+#else
+        low = two_to_f16(codes & 0xffffu);
+        high = two_to_f16(codes >> 16);
+#endif
+    }
+    __device__ static uint32_t two_to_f16(uint32_t codes) {
+        const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
+        return pair.x | static_cast<uint32_t>(pair.y) << 16;
     }
 
     __device__ static void keys(const uint32_t (&chunk)[4], int i, uint32_t &first, uint32_t &second) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cluster.cuh"
 #include "mbarrier.cuh"
 
 namespace attention::band {
@@ -22,6 +23,20 @@ struct Barriers {
     uint64_t full[MAX_SLOTS], empty[MAX_SLOTS];
 };
 
+// As `mbarrier_wait`, on sm_80 too.
+__device__ __forceinline__ void wait(uint64_t *barrier, uint32_t parity) {
+#if HAS_CLUSTERS
+    mbarrier_wait(barrier, parity);
+#else
+    asm volatile(
+        "{ .reg .pred done;\n"
+        "retry: mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+        "@!done bra retry; }" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+#endif
+}
+
 // Someone's place in the ring.
 struct Ring {
     Barriers &barriers;
@@ -34,7 +49,6 @@ struct Ring {
         if (threadIdx.x >= slots) return;
         mbarrier_init(&barriers.full[threadIdx.x], TEAM_THREADS);
         mbarrier_init(&barriers.empty[threadIdx.x], WARPS);
-        mbarrier_init_fence();
     }
 
     __device__ void go_to(int index) {
@@ -51,8 +65,8 @@ struct Ring {
         parity ^= 1;
     }
 
-    __device__ void wait_until_free() const { mbarrier_wait(&barriers.empty[slot], parity ^ 1); }
-    __device__ void wait_until_full() const { mbarrier_wait(&barriers.full[slot], parity); }
+    __device__ void wait_until_free() const { wait(&barriers.empty[slot], parity ^ 1); }
+    __device__ void wait_until_full() const { wait(&barriers.full[slot], parity); }
 
     // The slot is full once all threads that fetch have said so and their copies so far are there.
     __device__ void fill() const {
