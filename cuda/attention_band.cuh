@@ -88,23 +88,6 @@ __device__ __forceinline__ void attend_tiles(Sums<Layout> &sums, char *shared, i
     }
 }
 
-// What the teams do with a split of a run: half of its tiles each, then each adds up half of the columns for the second kernel.
-template <typename Layout>
-__device__ __forceinline__ void attend_split(char *shared, const Reader<Layout> &reader, Ring &ring, const Sight &sight,
-                                             const Scratch &scratch, int64_t first_column, int columns, const Lane &lane) {
-    constexpr int HALF = (Layout::TILES + 1) / 2;
-    Sums<Layout> sums;
-    attend_tiles(sums, shared, reader.start, reader.tiles, ring, sight, lane);
-    teams_sync();
-    if (lane.team == 0) {
-        exchange<HALF, Layout::TILES, 0, HALF>(sums, shared);
-        leave<0, HALF>(sums, shared, scratch, first_column, columns, lane);
-    } else {
-        exchange<0, HALF, HALF, Layout::TILES>(sums, shared);
-        leave<HALF, Layout::TILES>(sums, shared, scratch, first_column, columns, lane);
-    }
-}
-
 template <typename Element, int HEAD_DIM, int TILES>
 __global__ void __launch_bounds__(THREADS, 1) attend(Pages<Element> pages, Queries queries, Scratch scratch, Pass pass) {
     using Layout = Layout<Element, HEAD_DIM, TILES>;
@@ -144,8 +127,11 @@ __global__ void __launch_bounds__(THREADS, 1) attend(Pages<Element> pages, Queri
             ring.go_to(filled);
             filled += 2 * reader.tiles;
             const int64_t first_column = (static_cast<int64_t>(split) * pages.kv_heads + head) * scratch.columns + row * group.size;
-            if (reader.tiles > 0)
-                attend_split(shared, reader, ring, {run.position, group}, scratch, first_column, run.rows * group.size, lane);
+            if (reader.tiles > 0) {
+                Sums<Layout> sums;
+                attend_tiles(sums, shared, reader.start, reader.tiles, ring, {run.position, group}, lane);
+                leave(sums, shared, scratch, first_column, run.rows * group.size, lane);
+            }
             row += run.rows;
             if (row < pass.rows) __syncthreads();
         }
@@ -158,18 +144,19 @@ struct Kernel {
     void (*function)(Pages<Element>, Queries, Scratch, Pass);
     size_t shared;  // without the ring
     size_t slot;
+    int min_slots;
 
     // As many slots as a block's shared memory has room for.
     int slots(size_t room) const {
         const size_t fit = room > shared ? (room - shared) / slot : 0;
-        return static_cast<int>(std::max<size_t>(std::min<size_t>(fit, MAX_SLOTS), MIN_SLOTS));
+        return static_cast<int>(std::max<size_t>(std::min<size_t>(fit, MAX_SLOTS), min_slots));
     }
 };
 
 template <typename Element, int HEAD_DIM, int TILES>
 constexpr Kernel<Element> kernel() {
     using Layout = Layout<Element, HEAD_DIM, TILES>;
-    return {attend<Element, HEAD_DIM, TILES>, Layout::SLOTS, Layout::TILE_BYTES};
+    return {attend<Element, HEAD_DIM, TILES>, Layout::SLOTS, Layout::TILE_BYTES, Layout::MIN_SLOTS};
 }
 
 template <typename Element, int HEAD_DIM>
@@ -204,7 +191,7 @@ cudaError_t load() {
     for (int head_dim : {64, 128, 256})
         for (int tiles : {1, 3, 6, 7}) {
             const Kernel<Element> kernel = choose<Element>(head_dim, tiles);
-            if (error != cudaSuccess || kernel.shared + MIN_SLOTS * kernel.slot > room) continue;
+            if (error != cudaSuccess || kernel.shared + kernel.min_slots * kernel.slot > room) continue;
             error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(room));
         }
     return error == cudaSuccess ? load_combine() : error;

@@ -59,21 +59,20 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return result;
 }
 
-namespace combining {
-
-constexpr int THREADS = 256;
-constexpr int PART = 64;                 // elements of head_dim of a block
-constexpr int LANES = PART / 4;          // threads that share a split
-constexpr int SLICES = THREADS / LANES;  // slice i has splits i, i + SLICES and so on
-constexpr int MAX_AHEAD = (MAX_SPLITS + SLICES - 1) / SLICES, FEW_AHEAD = 3;  // splits of a slice
-static_assert(MAX_SPLITS <= THREADS, "a thread has one split's weight");
-
 __device__ __forceinline__ void add(float4 &sum, float weight, const float4 &value) {
     sum.x = __fmaf_rn(weight, value.x, sum.x);
     sum.y = __fmaf_rn(weight, value.y, sum.y);
     sum.z = __fmaf_rn(weight, value.z, sum.z);
     sum.w = __fmaf_rn(weight, value.w, sum.w);
 }
+
+namespace combining {
+
+constexpr int THREADS = 128;
+constexpr int PART = 64;                 // elements of head_dim of a block
+constexpr int LANES = PART / 4;          // threads that share a split
+constexpr int SLICES = THREADS / LANES;  // slice i has splits i, i + SLICES and so on
+constexpr int MAX_AHEAD = (MAX_SPLITS + SLICES - 1) / SLICES, FEW_AHEAD = 5;  // splits of a slice
 
 // No slice has more than `AHEAD` splits: with few, all blocks of many rows are resident at once.
 template <int AHEAD>
@@ -98,20 +97,16 @@ __global__ void __launch_bounds__(THREADS) kernel(Values values, Queries queries
     const float4 *outputs = reinterpret_cast<const float4 *>(scratch.outputs + column * queries.head_dim + part * PART) + lane;
     const int64_t output_stride = stride * queries.head_dim / 4;
     const int32_t position = *queries.position;
-    float2 of_split = {};
-    if (threadIdx.x < pass.splits) of_split = scratch.weights[column + threadIdx.x * stride];
     float4 ahead[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
         if (slice + i * SLICES < pass.splits) ahead[i] = outputs[(slice + i * SLICES) * output_stride];
+    for (int split = threadIdx.x; split < pass.splits; split += THREADS) weights[split] = scratch.weights[column + split * stride];
     const int64_t positions = min(position + pass.first_row + row + 1, values.window);
     const int splits = Splits::of(pass.splits, positions).count(positions);
 
     float largest = -FLT_MAX;
-    if (threadIdx.x < splits) {
-        weights[threadIdx.x] = of_split;
-        largest = of_split.x;
-    }
+    for (int split = threadIdx.x; split < splits; split += THREADS) largest = fmaxf(largest, weights[split].x);
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
     if (threadIdx.x % 32 == 0) largest_of_warp[threadIdx.x / 32] = largest;

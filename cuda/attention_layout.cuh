@@ -28,13 +28,16 @@ struct Layout {
 
     static constexpr int FACTORS = 0;                                   // FP32 [columns]
     static constexpr int PER_WARP = FACTORS + TILES * COLUMNS * 4;      // FP32 [TEAMS, WARPS, columns]
-    static constexpr int BARRIERS = PER_WARP + TEAMS * WARPS * TILES * COLUMNS * 4;
+    static constexpr int BASES = PER_WARP + TEAMS * WARPS * TILES * COLUMNS * 4;  // FP32 [TEAMS, columns]
+    static constexpr int BARRIERS = BASES + TEAMS * TILES * COLUMNS * 4;
     static constexpr int QUERIES = (BARRIERS + static_cast<int>(sizeof(Barriers)) + 1023) / 1024 * 1024;  // atoms [head_dim / 64, TILES]
     static constexpr int WEIGHTS = QUERIES + HEAD_DIM / ATOM_K * TILES * ATOM_BYTES;                      // atoms [TEAMS, 2, TILES]
     static constexpr int SLOTS = WEIGHTS + TEAMS * 2 * TILES * ATOM_BYTES;
-    // The sums of the second team: where the rest from the queries on is no longer needed.
+    // The sums of the teams, where all from the queries on is no longer needed: FP32 [TEAMS, columns, head_dim].
     static constexpr int SUMS = QUERIES;
-    static_assert(TILES * COLUMNS * (HEAD_DIM + 64) * 4 <= SLOTS - SUMS + MIN_SLOTS * TILE_BYTES, "the second team's sums fit");
+    static constexpr int SUMS_BYTES = TEAMS * TILES * COLUMNS * HEAD_DIM * 4;
+    static constexpr int MIN_SLOTS = SUMS_BYTES <= SLOTS - SUMS + 3 * TILE_BYTES ? 3 : 4;
+    static_assert(SUMS_BYTES <= SLOTS - SUMS + MIN_SLOTS * TILE_BYTES, "the sums fit");
 
     // A lane reads chunk 4s + t of position g.
     __device__ static int key(int position, int chunk) {
@@ -50,6 +53,11 @@ struct Layout {
     }
     __device__ static float *per_warp(char *shared, int team) {
         return reinterpret_cast<float *>(shared + PER_WARP) + team * WARPS * TILES * COLUMNS;
+    }
+    // Lanes that write four elements each of two columns a tile meet all banks.
+    __device__ static int sum(int team, int column, int d) {
+        const int turn = (column >> 1 & 1) | (column >> 2 & 1) << 2;
+        return SUMS + ((team * TILES * COLUMNS + column) * HEAD_DIM + (d / 4 ^ turn) * 4 + d % 4) * 4;
     }
     // The atoms of step `step` of the scores, which is step `step` % 4 of theirs.
     __device__ static int query_atoms(int step) { return QUERIES + step / 4 * TILES * ATOM_BYTES; }

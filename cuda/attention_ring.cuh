@@ -17,7 +17,7 @@ constexpr int TEAM_THREADS = 32 * WARPS;
 constexpr int TEAMS = 2;  // that multiply; one more fetches
 constexpr int THREADS = (TEAMS + 1) * TEAM_THREADS;
 
-constexpr int MIN_SLOTS = 3, MAX_SLOTS = 12;
+constexpr int MAX_SLOTS = 12;  // three at least
 
 struct Barriers {
     uint64_t full[MAX_SLOTS], empty[MAX_SLOTS];

@@ -330,69 +330,61 @@ __device__ __forceinline__ void add_values(Sums<Layout> &sums, const char *weigh
     }
 }
 
-// Gives the other team the sums of column tiles `FROM` to `TO`, and adds its sums of column tiles `OWN_FROM` to `OWN_TO`. All tiles
-// have been read. Which of the teams adds does not show: sums and products are rounded by themselves.
-template <int FROM, int TO, int OWN_FROM, int OWN_TO, typename Layout>
-__device__ __forceinline__ void exchange(Sums<Layout> &sums, char *shared) {
-    constexpr int OUTPUTS = 2 * sums.M_TILES, OF_COLUMN = OUTPUTS + 2;  // numbers of a thread
-    float *of_thread = reinterpret_cast<float *>(shared + Layout::SUMS) + threadIdx.x % TEAM_THREADS;
-    const auto at = [&](int column, int number) -> float & { return of_thread[(column * OF_COLUMN + number) * TEAM_THREADS]; };
-    const auto out = [&](int column, int number) -> float & {
-        return sums.out[number / 2][column / 2 * 4 + number % 2 * 2 + column % 2];
-    };
-#pragma unroll
-    for (int column = 2 * FROM; column < 2 * TO; column++) {
-#pragma unroll
-        for (int i = 0; i < OUTPUTS; i++) at(column, i) = out(column, i);
-        at(column, OUTPUTS) = sums.base[column / 2][column % 2];
-        at(column, OUTPUTS + 1) = sums.total[column / 2][column % 2];
-    }
-    teams_sync();
-#pragma unroll
-    for (int column = 2 * OWN_FROM; column < 2 * OWN_TO; column++) {
-        float &base = sums.base[column / 2][column % 2], &total = sums.total[column / 2][column % 2];
-        const float other = at(column, OUTPUTS), both = fmaxf(base, other);
-        const float shrink = exp2_fast(__fadd_rn(base, -both)), shrink_other = exp2_fast(__fadd_rn(other, -both));
-        base = both;
-        total = __fadd_rn(__fmul_rn(total, shrink), __fmul_rn(at(column, OUTPUTS + 1), shrink_other));
-#pragma unroll
-        for (int i = 0; i < OUTPUTS; i++)
-            out(column, i) = __fadd_rn(__fmul_rn(out(column, i), shrink), __fmul_rn(at(column, i), shrink_other));
-    }
-}
-
-// Leaves the sums of column tiles `FROM` to `TO` of a split for the second kernel; `first_column` is that of its head.
-template <int FROM, int TO, typename Layout>
+// Adds up the sums of the teams, in shared memory, and leaves them for the second kernel; `first_column` is that of the head.
+template <typename Layout>
 __device__ __forceinline__ void leave(const Sums<Layout> &sums, char *shared, const Scratch &scratch, int64_t first_column,
                                       int columns, const Lane &lane) {
-    float *per_warp = Layout::per_warp(shared, lane.team);
+    constexpr int VECTOR = sums.RUN < 4 ? sums.RUN : 4;
+    using Vector = std::conditional_t<VECTOR == 4, float4, float2>;
+    float *bases = reinterpret_cast<float *>(shared + Layout::BASES);
+    // All tiles have been read, and queries and weights.
+    teams_sync();
 #pragma unroll
-    for (int i = 2 * FROM; i < 2 * TO; i++) {
+    for (int i = 0; i < Layout::TILES * 2; i++) {
+        const int column = i / 2 * COLUMNS + 2 * lane.t + i % 2;
         float total = sums.total[i / 2][i % 2];
 #pragma unroll
         for (int lanes = 4; lanes < 32; lanes *= 2) total = __fadd_rn(total, __shfl_xor_sync(~0u, total, lanes));
-        if (lane.g == 0) per_warp[(lane.warp * Layout::TILES + i / 2) * COLUMNS + 2 * lane.t + i % 2] = total;
-    }
-    team_sync(lane.team);
-#pragma unroll
-    for (int i = 2 * FROM; i < 2 * TO; i++) {
-        const int column = i / 2 * COLUMNS + 2 * lane.t + i % 2;
-        if (column >= columns) continue;
-        if (lane.warp == 0 && lane.g == 0) {
-            float total = 0.0f;
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) total = __fadd_rn(total, per_warp[w * Layout::TILES * COLUMNS + column]);
-            scratch.weights[first_column + column] = make_float2(sums.base[i / 2][i % 2], total);
+        if (lane.g == 0) {
+            Layout::per_warp(shared, lane.team)[lane.warp * Layout::TILES * COLUMNS + column] = total;
+            bases[lane.team * Layout::TILES * COLUMNS + column] = sums.base[i / 2][i % 2];
         }
         float run[sums.RUN];
 #pragma unroll
         for (int j = 0; j < sums.RUN; j++) run[j] = sums.out[j / 2][i / 2 * 4 + j % 2 * 2 + i % 2];
-        constexpr int VECTOR = sums.RUN < 4 ? sums.RUN : 4;
-        using Vector = std::conditional_t<VECTOR == 4, float4, float2>;
-        Vector *to = reinterpret_cast<Vector *>(scratch.outputs + (first_column + column) * Layout::HEAD_DIM +
-                                                (lane.warp * 8 + lane.g) * sums.RUN);
 #pragma unroll
-        for (int j = 0; j < sums.RUN / VECTOR; j++) to[j] = *reinterpret_cast<const Vector *>(run + j * VECTOR);
+        for (int j = 0; j < sums.RUN; j += VECTOR)
+            *reinterpret_cast<Vector *>(shared + Layout::sum(lane.team, column, (lane.warp * 8 + lane.g) * sums.RUN + j)) =
+                *reinterpret_cast<const Vector *>(run + j);
+    }
+    teams_sync();
+    if (threadIdx.x < columns) {
+        float base = bases[threadIdx.x], total = 0.0f;
+#pragma unroll
+        for (int team = 1; team < TEAMS; team++) base = fmaxf(base, bases[team * Layout::TILES * COLUMNS + threadIdx.x]);
+#pragma unroll
+        for (int team = 0; team < TEAMS; team++) {
+            float *per_warp = Layout::per_warp(shared, team) + threadIdx.x;
+            float of_team = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) of_team = __fadd_rn(of_team, per_warp[w * Layout::TILES * COLUMNS]);
+            const float shrink = exp2_fast(__fadd_rn(bases[team * Layout::TILES * COLUMNS + threadIdx.x], -base));
+            total = __fmaf_rn(of_team, shrink, total);
+            *per_warp = shrink;
+        }
+        scratch.weights[first_column + threadIdx.x] = make_float2(base, total);
+    }
+    teams_sync();
+    for (int column = threadIdx.x / 32; column < columns; column += TEAMS * WARPS) {
+        float *to = scratch.outputs + (first_column + column) * Layout::HEAD_DIM;
+        for (int d = threadIdx.x % 32 * 4; d < Layout::HEAD_DIM; d += 32 * 4) {
+            float4 sum = {};
+#pragma unroll
+            for (int team = 0; team < TEAMS; team++)
+                add(sum, Layout::per_warp(shared, team)[column],
+                    *reinterpret_cast<const float4 *>(shared + Layout::sum(team, column, d)));
+            *reinterpret_cast<float4 *>(to + d) = sum;
+        }
     }
 }
 
