@@ -17,7 +17,7 @@ constexpr int TEAM_THREADS = 32 * WARPS;
 constexpr int TEAMS = 2;  // that multiply; one more fetches
 constexpr int THREADS = (TEAMS + 1) * TEAM_THREADS;
 
-constexpr int MAX_SLOTS = 12;  // three at least
+constexpr int MAX_SLOTS = THREADS / 32;  // three at least
 
 struct Barriers {
     uint64_t full[MAX_SLOTS], empty[MAX_SLOTS];
@@ -44,11 +44,12 @@ struct Ring {
     int slot = 0;
     uint32_t parity = 0;  // of the slot's phase: how often the ring has been gone through before
 
-    // The block comes together before anyone else uses the ring.
+    // The block comes together before anyone else uses the ring. Lanes of one warp would open barriers one after the other.
     __device__ void open() {
-        if (threadIdx.x >= slots) return;
-        mbarrier_init(&barriers.full[threadIdx.x], TEAM_THREADS);
-        mbarrier_init(&barriers.empty[threadIdx.x], WARPS);
+        const int own = threadIdx.x / 32;
+        if (threadIdx.x % 32 > 0 || own >= slots) return;
+        mbarrier_init(&barriers.full[own], TEAM_THREADS);
+        mbarrier_init(&barriers.empty[own], WARPS);
     }
 
     __device__ void go_to(int index) {
