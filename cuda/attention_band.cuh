@@ -4,8 +4,10 @@
 // Positions are cut into splits (attention_splits.cuh), a block attends to one split of one KV head, and a second kernel adds up
 // the splits. The query vectors that read a KV head, of all rows and all heads of its group, are the columns of one tensor-core
 // form: positions are on the row side of the scores, head_dim on that of the outputs, and a column of a product depends on that
-// column of its operand alone. Positions are met in tiles of 64, in order; a tile that a column does not see changes none of its
-// bits.
+// column of its operand alone. Positions are met in tiles of 64; a tile that a column does not see changes none of its bits.
+//
+// Four warps of a block fetch tiles through a ring (attention_ring.cuh), two teams of four multiply: the tiles in turns, each in
+// order, and at the end the teams' sums are added.
 #pragma once
 
 #include <algorithm>
@@ -41,11 +43,11 @@ __device__ __forceinline__ void take_registers() {
 // Rows of a pass whose splits are of one length: all of them, or but for one step of that length.
 struct Run {
     int64_t position;  // of the first row
-    int first, rows;   // of the pass
+    int rows;
     Splits splits;
 
     __device__ Run(int64_t pass_position, int first_row, const Pass &pass, int64_t window)
-        : position(pass_position + first_row), first(first_row), rows(pass.rows - first_row),
+        : position(pass_position + first_row), rows(pass.rows - first_row),
           splits(Splits::of(pass.splits, min(position + 1, window))) {
         if (splits.reach() < window) rows = static_cast<int>(min(static_cast<int64_t>(rows), splits.reach() - position));
     }
@@ -98,8 +100,8 @@ __global__ void __launch_bounds__(THREADS, 1) attend(Pages<Element> pages, Queri
     const Group group = {queries.heads / pages.kv_heads};
     Ring ring = {*reinterpret_cast<Barriers *>(shared + Layout::BARRIERS), pass.slots};
     ring.open();
-    // One row's second kernel finds room beside this one. With more, blocks that wait would be stacked on the multiprocessors that
-    // are done first.
+    // One row's second kernel finds room beside this one. That of more rows would be stacked on the multiprocessors that are done
+    // first: it starts when all blocks are nearly done.
     if (TILES == 1) let_next_start();
     __syncthreads();
     if (lane.team == TEAMS) {
@@ -130,13 +132,13 @@ __global__ void __launch_bounds__(THREADS, 1) attend(Pages<Element> pages, Queri
             if (reader.tiles > 0) {
                 Sums<Layout> sums;
                 attend_tiles(sums, shared, reader.start, reader.tiles, ring, {run.position, group}, lane);
+                if (TILES > 1) let_next_start();
                 leave(sums, shared, scratch, first_column, run.rows * group.size, lane);
             }
             row += run.rows;
             if (row < pass.rows) __syncthreads();
         }
     }
-    if (TILES > 1) let_next_start();
 }
 
 template <typename Element>

@@ -94,10 +94,10 @@ struct Operands<__nv_fp8_e4m3> {
     // which each lane has eight elements of one query, or zeros.
     __device__ static uint4 queries(uint4 elements, float &factor) {
         const uint32_t words[4] = {elements.x, elements.y, elements.z, elements.w};
-        uint32_t largest = 0;
+        uint32_t pair = 0;
 #pragma unroll
-        for (uint32_t word : words) largest = max(largest, max(word & 0x7fffu, word >> 16 & 0x7fffu));
-        const int exponent = static_cast<int>(__reduce_max_sync(~0u, largest) >> 7);
+        for (uint32_t word : words) pair = __vmaxu2(pair, word & 0x7fff7fffu);
+        const int exponent = static_cast<int>(__reduce_max_sync(~0u, max(pair & 0xffffu, pair >> 16)) >> 7);
         const int power = min(127 + 14 - exponent, 126);
         const float scale = __uint_as_float(static_cast<uint32_t>(127 + power) << 23);
         factor = exponent == 255 ? NAN : __uint_as_float(static_cast<uint32_t>(127 - power) << 23);
