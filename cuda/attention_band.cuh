@@ -21,21 +21,27 @@
 #include "attention_tile.cuh"
 #include "launch.cuh"
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL)
+#define HAS_REGISTER_POOL 1
+#else
+#define HAS_REGISTER_POOL 0
+#endif
+
 namespace attention::band {
 namespace {
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
-// Threads that fetch leave registers to those that multiply, where these need more than an even share.
+// Threads that fetch leave registers to those that multiply, where these need more than an even share (PTX ISA, setmaxnreg).
 template <int TILES>
 __device__ __forceinline__ void give_registers() {
-#if HAS_WGMMA
+#if HAS_REGISTER_POOL
     if (TILES > 3) asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
 #endif
 }
 template <int TILES>
 __device__ __forceinline__ void take_registers() {
-#if HAS_WGMMA
+#if HAS_REGISTER_POOL
     if (TILES > 3) asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
 #endif
 }
