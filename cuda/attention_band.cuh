@@ -46,7 +46,7 @@ __device__ __forceinline__ void take_registers() {
 #endif
 }
 
-// Rows of a pass whose splits are of one length: all of them, or but for one step of that length.
+// Rows of a pass whose splits are of one length: all of them, but where the length changes between two.
 struct Run {
     int64_t position;  // of the first row
     int rows;
@@ -61,8 +61,8 @@ struct Run {
 
 // What a block attends to for a run of rows.
 template <typename Layout>
-__device__ __forceinline__ Reader<Layout> reader_of(const Pages<typename Layout::Element> &pages, const Run &run, int split, int head,
-                                                    char *shared) {
+__device__ __forceinline__ Reader<Layout> reader_of(const Pages<typename Layout::Element> &pages, const Run &run, int split,
+                                                    int head, char *shared) {
     const int64_t end = min(run.position + run.rows, pages.window), start = split * run.splits.length();
     const int64_t of_split = max(min(run.splits.length(), end - start), int64_t{0});
     return {pages, shared_address(shared + Layout::SLOTS), head, start, end, static_cast<int>((of_split + TILE - 1) / TILE)};

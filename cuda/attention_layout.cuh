@@ -13,7 +13,7 @@
 namespace attention::band {
 namespace {
 
-constexpr int COLUMNS = ATOM_COLUMNS;         // of a column tile
+constexpr int COLUMNS = ATOM_COLUMNS;  // of a column tile
 static_assert(TILE == ATOM_K, "weights of a tile are one atom deep");
 
 template <typename Element_, int HEAD_DIM_, int TILES_>
@@ -26,12 +26,13 @@ struct Layout {
     static constexpr int STEPS = 4 / sizeof(Element);       // tensor-core steps of the four chunks that four lanes have of a key
     static constexpr int TILE_BYTES = TILE * ROW;
 
-    static constexpr int FACTORS = 0;                                   // FP32 [columns]
-    static constexpr int PER_WARP = FACTORS + TILES * COLUMNS * 4;      // FP32 [TEAMS, WARPS, columns]
+    static constexpr int FACTORS = 0;                                             // FP32 [columns]
+    static constexpr int PER_WARP = FACTORS + TILES * COLUMNS * 4;                // FP32 [TEAMS, WARPS, columns]
     static constexpr int BASES = PER_WARP + TEAMS * WARPS * TILES * COLUMNS * 4;  // FP32 [TEAMS, columns]
     static constexpr int BARRIERS = BASES + TEAMS * TILES * COLUMNS * 4;
-    static constexpr int QUERIES = (BARRIERS + static_cast<int>(sizeof(Barriers)) + 1023) / 1024 * 1024;  // atoms [head_dim / 64, TILES]
-    static constexpr int WEIGHTS = QUERIES + HEAD_DIM / ATOM_K * TILES * ATOM_BYTES;                      // atoms [TEAMS, 2, TILES]
+    // Atoms [head_dim / 64, TILES].
+    static constexpr int QUERIES = (BARRIERS + static_cast<int>(sizeof(Barriers)) + 1023) / 1024 * 1024;
+    static constexpr int WEIGHTS = QUERIES + HEAD_DIM / ATOM_K * TILES * ATOM_BYTES;  // atoms [TEAMS, 2, TILES]
     static constexpr int SLOTS = WEIGHTS + TEAMS * 2 * TILES * ATOM_BYTES;
     // The sums of the teams, where all from the queries on is no longer needed: FP32 [TEAMS, columns, head_dim].
     static constexpr int SUMS = QUERIES;

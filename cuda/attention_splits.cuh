@@ -10,8 +10,8 @@
 namespace attention::band {
 namespace {
 
-constexpr int TILE = 64;          // positions that are met together
-constexpr int MAX_SPLITS = 132;   // of all KV heads together, or one a head
+constexpr int TILE = 64;         // positions that are met together
+constexpr int MAX_SPLITS = 132;  // of all KV heads together, or one a head
 
 struct Splits {
     int most;   // in the window

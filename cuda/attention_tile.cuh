@@ -188,7 +188,8 @@ constexpr float HEADROOM = 8.0f;
 // Where the largest of a column's scores is past its headroom, weights are relative to that from here on. What has been summed up
 // shrinks to match; before the first tile there is nothing.
 template <typename Layout>
-__device__ __forceinline__ void raise(Sums<Layout> &sums, const float (&score)[Layout::TILES * 4], char *shared, bool first, const Lane &lane) {
+__device__ __forceinline__ void raise(Sums<Layout> &sums, const float (&score)[Layout::TILES * 4], char *shared, bool first,
+                                      const Lane &lane) {
     float *per_warp = Layout::per_warp(shared, lane.team);
 #pragma unroll
     for (int n = 0; n < Layout::TILES; n++)
