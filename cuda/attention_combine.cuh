@@ -1,6 +1,7 @@
 // The second kernel of attention: adds up the splits of a row, in a fixed order that its position alone decides.
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
 #include <cuda_bf16.h>
 
@@ -40,7 +41,8 @@ struct Scratch {
 struct Pass {
     int64_t first_row;
     int32_t rows;
-    int32_t splits;    // of the window
+    int32_t splits;    // at most, of the window
+    int32_t slots;     // of the ring
     float log2_scale;  // of a score, times log2(e)
 };
 
@@ -57,14 +59,6 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return result;
 }
 
-namespace combining {
-
-constexpr int THREADS = 256;
-constexpr int PART = 64;                 // elements of head_dim of a block
-constexpr int LANES = PART / 4;          // threads that share a split
-constexpr int SLICES = THREADS / LANES;  // slice i has splits i, i + SLICES and so on
-constexpr int AHEAD = 8;                 // splits of a slice under way
-
 __device__ __forceinline__ void add(float4 &sum, float weight, const float4 &value) {
     sum.x = __fmaf_rn(weight, value.x, sum.x);
     sum.y = __fmaf_rn(weight, value.y, sum.y);
@@ -72,6 +66,16 @@ __device__ __forceinline__ void add(float4 &sum, float weight, const float4 &val
     sum.w = __fmaf_rn(weight, value.w, sum.w);
 }
 
+namespace combining {
+
+constexpr int THREADS = 128;
+constexpr int PART = 64;                 // elements of head_dim of a block
+constexpr int LANES = PART / 4;          // threads that share a split
+constexpr int SLICES = THREADS / LANES;  // slice i has splits i, i + SLICES and so on
+constexpr int MAX_AHEAD = (MAX_SPLITS + SLICES - 1) / SLICES, FEW_AHEAD = 5;  // splits of a slice
+
+// No slice has more than `AHEAD` splits: with few, all blocks of many rows are resident at once.
+template <int AHEAD>
 __global__ void __launch_bounds__(THREADS) kernel(Values values, Queries queries, Scratch scratch, Pass pass) {
     extern __shared__ float2 weights[];  // [splits]
     __shared__ float largest_of_warp[THREADS / 32];
@@ -89,20 +93,20 @@ __global__ void __launch_bounds__(THREADS) kernel(Values values, Queries queries
     let_next_start();
     wait_for_previous();
 
-    const int64_t positions = *queries.position + pass.first_row + row + 1;
-    const int splits = Splits::of(values.kv_heads).count(positions < values.window ? positions : values.window);
+    // All that may be there is asked for together, and what the row does not reach is left out.
     const float4 *outputs = reinterpret_cast<const float4 *>(scratch.outputs + column * queries.head_dim + part * PART) + lane;
     const int64_t output_stride = stride * queries.head_dim / 4;
+    const int32_t position = *queries.position;
     float4 ahead[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
-        if (slice + i * SLICES < splits) ahead[i] = outputs[(slice + i * SLICES) * output_stride];
+        if (slice + i * SLICES < pass.splits) ahead[i] = outputs[(slice + i * SLICES) * output_stride];
+    for (int split = threadIdx.x; split < pass.splits; split += THREADS) weights[split] = scratch.weights[column + split * stride];
+    const int64_t positions = min(position + pass.first_row + row + 1, values.window);
+    const int splits = Splits::of(pass.splits, positions).count(positions);
 
-    float largest = -INFINITY;
-    for (int split = threadIdx.x; split < splits; split += THREADS) {
-        weights[split] = scratch.weights[column + split * stride];
-        largest = fmaxf(largest, weights[split].x);
-    }
+    float largest = -FLT_MAX;
+    for (int split = threadIdx.x; split < splits; split += THREADS) largest = fmaxf(largest, weights[split].x);
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
     if (threadIdx.x % 32 == 0) largest_of_warp[threadIdx.x / 32] = largest;
@@ -112,16 +116,14 @@ __global__ void __launch_bounds__(THREADS) kernel(Values values, Queries queries
 
     float4 sum = {};
     float total = 0.0f;
-    const auto add_split = [&](int split, const float4 &output) {
-        const float2 of_split = weights[split];
-        const float weight = exp2_fast(__fadd_rn(of_split.x, -largest));
-        total = __fmaf_rn(weight, of_split.y, total);
-        add(sum, weight, output);
-    };
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-        if (slice + i * SLICES < splits) add_split(slice + i * SLICES, ahead[i]);
-    for (int split = slice + AHEAD * SLICES; split < splits; split += SLICES) add_split(split, outputs[split * output_stride]);
+    for (int i = 0; i < AHEAD; i++) {
+        const int split = slice + i * SLICES;
+        if (split >= splits) break;
+        const float weight = exp2_fast(__fadd_rn(weights[split].x, -largest));
+        total = __fmaf_rn(weight, weights[split].y, total);
+        add(sum, weight, ahead[i]);
+    }
     sums[slice][lane] = sum;
     if (lane == 0) totals[slice] = total;
     __syncthreads();
@@ -143,17 +145,20 @@ __global__ void __launch_bounds__(THREADS) kernel(Values values, Queries queries
 
 inline cudaError_t load_combine() {
     cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, combining::kernel);
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, combining::kernel<combining::FEW_AHEAD>);
+    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, combining::kernel<combining::MAX_AHEAD>) : error;
 }
 
 inline cudaError_t combine(const Values &values, const Queries &queries, const Scratch &scratch, const Pass &pass, bool overlap,
                            cudaStream_t stream) {
-    const Launch launch = {.blocks = static_cast<int64_t>(pass.rows) * queries.heads * (queries.head_dim / combining::PART),
+    using namespace combining;
+    const Launch launch = {.blocks = static_cast<int64_t>(pass.rows) * queries.heads * (queries.head_dim / PART),
                            .threads = combining::THREADS,
                            .shared = pass.splits * sizeof(float2),
                            .overlap = overlap,
                            .stream = stream};
-    return launch_kernel(launch, combining::kernel, values, queries, scratch, pass);
+    const auto function = pass.splits <= FEW_AHEAD * SLICES ? kernel<FEW_AHEAD> : kernel<MAX_AHEAD>;
+    return launch_kernel(launch, function, values, queries, scratch, pass);
 }
 
 }  // namespace

@@ -30,10 +30,9 @@ struct Operands<__nv_bfloat16> {
         odd = __byte_perm(first[i], second[i], 0x7632);
     }
 
-    // Two elements, or all ones where one is not finite.
-    __device__ static uint32_t not_finite(uint32_t word) {
-        return ((word & 0x7f80u) == 0x7f80u ? 0xffffu : 0) | ((word & 0x7f800000u) == 0x7f800000u ? 0xffff0000u : 0);
-    }
+    static constexpr int BITS = 16;
+    // The sign bits of those elements that are not finite.
+    __device__ static uint32_t not_finite(uint32_t word) { return ((word & 0x7fff7fffu) + 0x00800080u) & 0x80008000u; }
 
     __device__ static float value(const char *address) {
         return __bfloat162float(*reinterpret_cast<const __nv_bfloat16 *>(address));
@@ -58,25 +57,33 @@ struct Operands<__nv_bfloat16> {
 // Everything enters as F16, which holds all of E4M3, has an instruction for it, and keeps three bits more of a weight than BF16.
 template <>
 struct Operands<__nv_fp8_e4m3> {
-    __device__ static uint32_t to_f16(uint32_t codes) {
+    // Four codes. The intrinsic alone would move the upper two down first.
+    __device__ static void to_f16(uint32_t codes, uint32_t &low, uint32_t &high) {
+#if __CUDA_ARCH__ >= 890
+        asm("{ .reg .b16 first, second; mov.b32 {first, second}, %2;\n"
+            "cvt.rn.f16x2.e4m3x2 %0, first; cvt.rn.f16x2.e4m3x2 %1, second; }"
+            : "=r"(low), "=r"(high)
+            : "r"(codes));
+#else
+        low = two_to_f16(codes & 0xffffu);
+        high = two_to_f16(codes >> 16);
+#endif
+    }
+    __device__ static uint32_t two_to_f16(uint32_t codes) {
         const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
         return pair.x | static_cast<uint32_t>(pair.y) << 16;
     }
 
     __device__ static void keys(const uint32_t (&chunk)[4], int i, uint32_t &first, uint32_t &second) {
-        first = to_f16(chunk[i] & 0xffffu);
-        second = to_f16(chunk[i] >> 16);
+        to_f16(chunk[i], first, second);
     }
 
     __device__ static void values(const uint32_t *first, const uint32_t *second, int i, uint32_t &even, uint32_t &odd) {
-        const uint32_t codes = __byte_perm(first[i / 2], second[i / 2], i % 2 == 0 ? 0x5140 : 0x7362);
-        even = to_f16(codes & 0xffffu);
-        odd = to_f16(codes >> 16);
+        to_f16(__byte_perm(first[i / 2], second[i / 2], i % 2 == 0 ? 0x5140 : 0x7362), even, odd);
     }
 
-    __device__ static uint32_t not_finite(uint32_t word) {
-        return ((((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) >> 7) * 0xffu;
-    }
+    static constexpr int BITS = 8;
+    __device__ static uint32_t not_finite(uint32_t word) { return ((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u; }
 
     __device__ static float value(const char *address) {
         return static_cast<float>(*reinterpret_cast<const __nv_fp8_e4m3 *>(address));
@@ -87,10 +94,10 @@ struct Operands<__nv_fp8_e4m3> {
     // which each lane has eight elements of one query, or zeros.
     __device__ static uint4 queries(uint4 elements, float &factor) {
         const uint32_t words[4] = {elements.x, elements.y, elements.z, elements.w};
-        uint32_t largest = 0;
+        uint32_t pair = 0;
 #pragma unroll
-        for (uint32_t word : words) largest = max(largest, max(word & 0x7fffu, word >> 16 & 0x7fffu));
-        const int exponent = static_cast<int>(__reduce_max_sync(~0u, largest) >> 7);
+        for (uint32_t word : words) pair = __vmaxu2(pair, word & 0x7fff7fffu);
+        const int exponent = static_cast<int>(__reduce_max_sync(~0u, max(pair & 0xffffu, pair >> 16)) >> 7);
         const int power = min(127 + 14 - exponent, 126);
         const float scale = __uint_as_float(static_cast<uint32_t>(127 + power) << 23);
         factor = exponent == 255 ? NAN : __uint_as_float(static_cast<uint32_t>(127 - power) << 23);

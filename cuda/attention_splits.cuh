@@ -1,8 +1,8 @@
 // How positions are cut into splits, each attended to by a block of its own.
 //
-// Splits are spaced like floating-point numbers: so many to an octave, one unit long before the second octave and twice as long in
-// each octave after it. A split's range depends on its index alone, so a longer context moves no boundary; a short context is cut
-// finely enough to fill the device, and a long one coarsely enough that adding up its splits costs little.
+// A row's splits are of one length: the least number of tiles for which an H200 has a multiprocessor for every split of every KV
+// head. So a short context is spread over the whole device, and a long one leaves as few sums to add up. The length depends on the
+// row's position alone.
 #pragma once
 
 #include <cstdint>
@@ -10,30 +10,32 @@
 namespace attention::band {
 namespace {
 
+constexpr int TILE = 64;         // positions that are met together
+constexpr int MAX_SPLITS = 132;  // of all KV heads together, or one a head
+
 struct Splits {
-    int unit_shift;    // a unit is 2^unit_shift positions
-    int octave_shift;  // 2^octave_shift splits to an octave
+    int most;   // in the window
+    int tiles;  // of a split
 
-    // Fewer KV heads need more splits to fill a device. Finer octaves serve one row of a long context sooner, and cost many rows
-    // more in adding up.
-    __host__ __device__ static Splits of(int kv_heads) { return kv_heads >= 4 ? Splits{6, 5} : Splits{6, 6}; }
+    // Splits of a row that sees so many positions, of a store that has at most `most` of them.
+    __host__ __device__ static Splits of(int most, int64_t positions) {
+        const int tiles = tiles_of(positions);
+        return {most, tiles <= most ? 1 : (tiles + most - 1) / most};
+    }
+    __host__ __device__ static int tiles_of(int64_t positions) { return static_cast<int>((positions + TILE - 1) / TILE); }
 
-    // The first position of a split, and so the end of the one before.
-    __host__ __device__ int64_t start(int split) const {
-        const int octave = split >> octave_shift;
-        if (octave < 2) return static_cast<int64_t>(split) << unit_shift;
-        const int64_t step = (1 << octave_shift) + (split & ((1 << octave_shift) - 1));
-        return step << (octave - 1 + unit_shift);
+    // The largest count in a window.
+    static int most_of(int kv_heads, int64_t window) {
+        const int most = kv_heads < MAX_SPLITS ? MAX_SPLITS / kv_heads : 1, tiles = tiles_of(window);
+        return tiles < most ? tiles : most;
     }
 
-    // Splits that `positions` positions reach into.
-    __host__ __device__ int count(int64_t positions) const {
-        if (positions <= 0) return 0;
-        const int64_t unit = (positions - 1) >> unit_shift;
-        int octave = 0;
-        while (unit >> (octave + octave_shift + 1) > 0) octave++;
-        return (octave << octave_shift) + static_cast<int>(unit >> octave) + 1;
-    }
+    __host__ __device__ int64_t length() const { return static_cast<int64_t>(tiles) * TILE; }
+
+    // Positions that splits of this length suffice for.
+    __host__ __device__ int64_t reach() const { return most * length(); }
+
+    __host__ __device__ int count(int64_t positions) const { return (tiles_of(positions) + tiles - 1) / tiles; }
 };
 
 }  // namespace

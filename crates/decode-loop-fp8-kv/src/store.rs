@@ -79,10 +79,8 @@ fn scratch_bytes(shape: &KvShape) -> usize {
 
 /// How many splits a window is cut into: `cuda/attention_splits.cuh`.
 fn splits(kv_heads: usize, window: usize) -> usize {
-    let (unit_shift, octave_shift) = (6, if kv_heads >= 4 { 5 } else { 6 });
-    let unit = window.saturating_sub(1) >> unit_shift;
-    let octave = (unit >> octave_shift).checked_ilog2().unwrap_or(0) as usize;
-    (octave << octave_shift) + (unit >> octave) + 1
+    let most = 132usize.checked_div(kv_heads).unwrap_or(0).max(1);
+    window.div_ceil(64).min(most)
 }
 
 /// A store on the stream's device.
