@@ -33,6 +33,7 @@ __device__ __forceinline__ int64_t fragment_index(int64_t m, int64_t vector, int
 }
 
 constexpr int QUANTISER_CLUSTER = 8, MAX_QUANTISER_THREADS = 512;
+constexpr int MOST_QUANTISERS = 3;  // blocks of a multiprocessor: more would wait for each other
 
 // Threads of a block of the quantiser: those of a cluster's eight have one vector of the row each, up to a limit.
 inline int quantiser_threads(int64_t k) {
@@ -78,7 +79,6 @@ __global__ void __launch_bounds__(MAX_QUANTISER_THREADS)
     quantise(const Rows<T> rows, int cluster, int column_tiles, uint4 *__restrict__ quantised, float *__restrict__ globals) {
     if constexpr (!decode_band::COMPILED<Fragments>) return;
     __shared__ LargestOfCluster whole;
-    let_next_start();
     if (threadIdx.x == 0) whole.open(cluster);
     cluster_arrive_relaxed();
     const int64_t m = blockIdx.x / cluster, end = vectors(rows.K);
@@ -86,6 +86,8 @@ __global__ void __launch_bounds__(MAX_QUANTISER_THREADS)
     const int64_t first = rank * blockDim.x + threadIdx.x;
     const Vector factors = rows.factors(first);
     wait_for_previous();
+    // Not before: the projection would start, and load weights, while the kernel that writes the rows still runs.
+    let_next_start();
 
     const Vector held = rows.balanced(rows.bits(m, first), factors);
     uint32_t largest = held.largest_magnitude();
@@ -263,7 +265,7 @@ cudaError_t launch_own(const OwnKernel<T, Held> &kernel, const decode_band::Matr
 template <typename T>
 auto choose_narrow(int64_t groups) {
     const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 1, Format, QuantisedRows<1>, T>(); };
-    if (groups <= 64) return kernel(Form<2, 1, 3, Tail::Skip>());
+    if (groups <= 64) return kernel(Form<1, 1, 3, Tail::Skip>());
     if (groups <= 512) return kernel(Form<3, 2, 1, Tail::Skip, Activations::Early, 0, 8>());
     return groups <= 2048 ? kernel(Form<3, 2, 1, Tail::Skip>()) : kernel(Form<2, 3, 1, Tail::Skip>());
 }
@@ -289,14 +291,18 @@ struct Scratch {
           globals(reinterpret_cast<float *>(static_cast<char *>(memory) + row_bytes(k))) {}
 };
 
-// Queues the quantiser.
+// Queues the quantiser, before a projection of so many row groups. Where that is short its blocks are to be early, not to be spread.
 template <typename Fragments, typename T>
-cudaError_t launch_quantiser(const Rows<T> &rows, const Scratch &scratch, int64_t m, int column_tiles, bool clusters, bool overlap,
-                             cudaStream_t stream) {
+cudaError_t launch_quantiser(const Rows<T> &rows, const Scratch &scratch, int64_t m, int64_t groups, int column_tiles, bool clusters,
+                             bool overlap, cudaStream_t stream) {
     Launch launch = {};
     launch.cluster = clusters ? QUANTISER_CLUSTER : 1;
     launch.blocks = m * launch.cluster;
     launch.threads = quantiser_threads(rows.K);
+    int64_t shared = 0;
+    const cudaError_t error = groups <= 64 ? cudaSuccess : decode_band::leave_room(MOST_QUANTISERS, &shared);
+    if (error != cudaSuccess) return error;
+    launch.shared = static_cast<size_t>(shared);
     launch.overlap = overlap;
     launch.stream = stream;
     return launch_kernel(launch, quantise<Fragments, T>, rows, launch.cluster, column_tiles, scratch.rows, scratch.globals);
@@ -311,7 +317,7 @@ cudaError_t launch(const decode_band::Matrices<Format, T> &matrices, const Rows<
     if (own_row<T>(m, groups, k, cut))
         return with_own<T>(groups, k, [&](const auto &kernel) { return launch_own(kernel, matrices, rows, cut, overlap, stream); });
     const int column_tiles = m > decode_band::COLUMNS ? 2 : 1;
-    const cudaError_t error = launch_quantiser<Bf16Fragments>(rows, scratch, m, column_tiles, clusters, overlap, stream);
+    const cudaError_t error = launch_quantiser<Bf16Fragments>(rows, scratch, m, groups, column_tiles, clusters, overlap, stream);
     if (error != cudaSuccess) return error;
     if (column_tiles == 2) {
         const QuantisedRows<2> quantised = {scratch.rows, scratch.globals};
