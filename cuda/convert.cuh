@@ -3,20 +3,22 @@
 
 #include <cstdint>
 
-// Two of the four INT8 codes in `codes` to two BF16, exactly. `Pair` 0 takes bytes 0 and 1, `Pair` 1 bytes 2 and 3; the
-// lower byte goes to the lower half.
-//
-// BF16 0x4300 | m is 128 + m for a 7-bit m, so with q = m - 128 * sign: (128 + m) - (128 + 128 * sign) = q. Both operands
-// and the difference are integers of at most 8 bits, which BF16 holds.
-template <int Pair>
-__device__ __forceinline__ uint32_t bf16x2_from_int8(uint32_t codes) {
-    const uint32_t spread = __byte_perm(codes, 0x43434343u, Pair == 0 ? 0x4140 : 0x4342);
-    const uint32_t magnitude = spread & 0xff7fff7fu;
-    const uint32_t sign = spread & 0xff80ff80u;
+// BF16 pairs multiplied, subnormal operands included. Minus zero is what adding changes nothing.
+__device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
     uint32_t result;
-    // A fused multiply-add by one subtracts on every architecture from sm_80; it is exact here.
-    asm("{ .reg .b32 minus_one; mov.b32 minus_one, 0xbf80bf80; fma.rn.bf16x2 %0, %1, minus_one, %2; }"
-        : "=r"(result)
-        : "r"(sign), "r"(magnitude));
+    asm("{ .reg .b32 zero; mov.b32 zero, 0x80008000; fma.rn.bf16x2 %0, %1, %2, zero; }" : "=r"(result) : "r"(a), "r"(b));
     return result;
 }
+
+// Two of the four INT8 codes of a word to two BF16 of 2^-6 of them, exactly.
+//
+// A code is a sign and seven bits of magnitude. In each half of the word the magnitudes of two codes are the low seven bits of its
+// bytes, and the sign of each is the high bit of the other's byte: so that of the code below is where a BF16 has its sign, and
+// its magnitude where it has its mantissa. With nothing between them that is a subnormal number, 2^-133 of the code. `Pair` 0
+// takes the codes below, `Pair` 1 those above, which come to the same places once the bytes of each half are exchanged.
+template <int Pair>
+__device__ __forceinline__ uint32_t bf16x2_from_int8(uint32_t codes) {
+    const uint32_t bytes = Pair == 0 ? codes : __byte_perm(codes, 0, 0x2301);
+    return multiply_bf16x2(bytes & 0x807f807fu, 0x7f007f00u);
+}
+constexpr float INT8_UNDO = 64.0f;

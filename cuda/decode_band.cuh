@@ -121,7 +121,8 @@ struct GlobalRows {
     __device__ static void advance(Cursor &at, int tiles) { at += tiles * TILE_K; }
 };
 
-// What a warp does with the tiles that its last step lacks: skipping them needs fewer registers, zeros in their place no branches.
+// What a warp does with the tiles that its last step lacks: skipping them needs fewer registers, zeros for their activations no
+// branches.
 enum class Tail { Skip, Zero };
 
 // When a warp loads activations: with the weights of the step, or, to need fewer registers, each tile's when its weights have come.
@@ -178,14 +179,13 @@ __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
     for (int r = 0; r < GROUPS; r++)
         weights[r] = format.at(min(block_group + n_warp * GROUPS + r, last_group) * tiles + first, lane);
 
-    typename Format::Weights w[IN_FLIGHT][GROUPS] = {};  // a tile that is skipped leaves what was there
+    typename Format::Weights w[IN_FLIGHT][GROUPS] = {};  // a tile that the slice lacks leaves what was there
     const auto load_weights = [&](int tile) {
 #pragma unroll
         for (int i = 0; i < IN_FLIGHT; i++)
 #pragma unroll
             for (int r = 0; r < GROUPS; r++) {
                 if (tile + i * PARTS < end) w[i][r] = weights[r].load(i * PARTS);
-                else if (Form::ZERO) w[i][r] = {};
             }
 #pragma unroll
         for (int r = 0; r < GROUPS; r++) weights[r].advance(Form::STEP);
@@ -221,10 +221,17 @@ __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
                     in[i][c][v] = rows.load(x[c], i * PARTS, v, left);
                 }
         };
+        // A branch for a whole step, though it makes a second copy of the loads: nothing that waits for weights moves up past where
+        // its arms meet, and zeros are written in the last step alone.
+        if (!Form::LATE && tile + (IN_FLIGHT - 1) * PARTS < end) {
 #pragma unroll
-        for (int i = 0; i < IN_FLIGHT && !Form::LATE; i++) {
-            if (tile + i * PARTS < end) load_rows(i);
-            else if (Form::ZERO) memset(in[i], 0, sizeof(in[i]));
+            for (int i = 0; i < IN_FLIGHT; i++) load_rows(i);
+        } else if (!Form::LATE) {
+#pragma unroll
+            for (int i = 0; i < IN_FLIGHT; i++) {
+                if (tile + i * PARTS < end) load_rows(i);
+                else if (Form::ZERO) memset(in[i], 0, sizeof(in[i]));
+            }
         }
         // No load moves down past here, so all of a step are under way together.
         __syncwarp();
@@ -287,12 +294,12 @@ __global__ void __launch_bounds__(Form::THREADS, Form::MIN_BLOCKS)
 template <typename Format, typename Rows, typename Out>
 struct Kernel {
     void (*function)(Matrices<Format, Out>, Shape, Rows);
-    int threads, features;
+    int threads, features, step;
 };
 
 template <typename Form, int ColumnTiles, typename Format, typename Rows, typename Out>
 Kernel<Format, Rows, Out> kernel() {
-    return {project<Form, Format, Rows, Out, ColumnTiles>, Form::THREADS, Form::FEATURES};
+    return {project<Form, Format, Rows, Out, ColumnTiles>, Form::THREADS, Form::FEATURES, Form::STEP};
 }
 
 // Whether a call is one that the kernels take.
@@ -311,26 +318,37 @@ int64_t groups(const Matrices<Format, Out> &matrices) {
 // Shared memory of at most what every architecture has.
 constexpr int64_t MAX_SHARED = 96 << 10;
 
-// What keeps a multiprocessor from taking more blocks than its even share, where all of them run at once: as much shared memory
-// for each as leaves room for no more. Blocks that start while the kernel before still runs go wherever there is room, and a
-// call would take as long as the multiprocessor that has the most of them.
-inline cudaError_t share_evenly(int64_t blocks, int64_t *shared) {
-    int device = 0, multiprocessors = 1, memory = 0, reserved = 0, most = 0;
+// Shared memory for a block that leaves a multiprocessor room for `most` of them and no more; at least what it is.
+inline cudaError_t leave_room(int64_t most, int64_t *shared) {
+    int device = 0, memory = 0, reserved = 0, limit = 0;
     cudaError_t error = cudaGetDevice(&device);
     const auto get = [&](int *value, cudaDeviceAttr what) {
         if (error == cudaSuccess) error = cudaDeviceGetAttribute(value, what, device);
     };
-    get(&multiprocessors, cudaDevAttrMultiProcessorCount);
     get(&memory, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
     get(&reserved, cudaDevAttrReservedSharedMemoryPerBlock);
-    get(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    const int64_t share = (blocks + multiprocessors - 1) / multiprocessors;
-    constexpr int64_t MOST = 12;   // no multiprocessor has registers for more
+    get(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin);
     constexpr int64_t UNIT = 128;  // in which shared memory is given out
-    if (error != cudaSuccess || share > MOST) return error;
-    const int64_t wanted = (memory / (share + 1) - reserved) / UNIT * UNIT + UNIT;
-    if (*shared < wanted) *shared = wanted < most ? wanted : most;
-    return cudaSuccess;
+    const int64_t wanted = (memory / (most + 1) - reserved) / UNIT * UNIT + UNIT;
+    if (*shared < wanted) *shared = wanted < limit ? wanted : limit;
+    return error;
+}
+
+// Keeps a multiprocessor from taking more blocks than its even share. Blocks that start while the kernel before still runs go
+// wherever there is room, and a call would take as long as the multiprocessor that has the most of them. Where registers or
+// threads leave no room for more, shared memory stays L1, for activations.
+//
+// In a short call, whose warps have all of their weights under way at once, it matters more that the next one's blocks start
+// early: they get room for one beside the share, unless there are multiprocessors without a block.
+template <typename Function>
+cudaError_t share_evenly(Function *function, int threads, int64_t blocks, bool short_call, int64_t *shared) {
+    int device = 0, multiprocessors = 1, room = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    if (error == cudaSuccess)
+        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&room, function, threads, static_cast<size_t>(*shared));
+    const int64_t share = (blocks + multiprocessors - 1) / multiprocessors, most = short_call && share > 1 ? share + 1 : share;
+    return error != cudaSuccess || most >= room ? error : leave_room(most, shared);
 }
 
 // Gives each matrix its clusters; returns how many there are, or 0 where a matrix is too large for a lane's indexes.
@@ -354,7 +372,8 @@ cudaError_t launch(const Kernel<Format, Rows, Out> &kernel, Matrices<Format, Out
     int64_t shared = rows_bytes + (PARTS + 1) * kernel.features * m * static_cast<int64_t>(sizeof(float));
     const int64_t blocks = place(matrices, kernel.features, k) * slices;
     if (shared > MAX_SHARED || blocks == 0) return cudaErrorInvalidValue;
-    const cudaError_t error = share_evenly(blocks, &shared);
+    const bool short_call = (k + Format::TILE_K - 1) / Format::TILE_K <= static_cast<int64_t>(kernel.step) * slices;
+    const cudaError_t error = share_evenly(kernel.function, kernel.threads, blocks, short_call, &shared);
     if (error != cudaSuccess) return error;
     Launch launch = {};
     launch.blocks = blocks;

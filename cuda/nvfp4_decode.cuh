@@ -257,7 +257,7 @@ cudaError_t launch_own(const OwnKernel<T, Held> &kernel, const decode_band::Matr
 template <typename T>
 auto choose_narrow(int64_t groups) {
     const auto kernel = [](auto form) { return decode_band::kernel<decltype(form), 1, Format, QuantisedRows<1>, T>(); };
-    if (groups <= 64) return kernel(Form<2, 1, 3, Tail::Skip>());
+    if (groups <= 64) return kernel(Form<1, 1, 3, Tail::Skip>());
     if (groups <= 512) return kernel(Form<3, 2, 1, Tail::Skip, Activations::Early, 0, 8>());
     return groups <= 2048 ? kernel(Form<3, 2, 1, Tail::Skip>()) : kernel(Form<2, 3, 1, Tail::Skip>());
 }

@@ -168,9 +168,8 @@ auto kernel() {
 template <typename T>
 cudaError_t launch(const decode_band::Matrices<Format, T> &matrices, const Rows<T> &rows, const Scratch &scratch, int64_t m,
                    bool clusters, bool overlap, cudaStream_t stream) {
-    const int64_t k = rows.K;
-    const int column_tiles = m > decode_band::COLUMNS ? 2 : 1;
-    const int slices = clusters ? nvfp4_decode::slices(decode_band::groups(matrices)) : 1;
+    const int64_t k = rows.K, groups = decode_band::groups(matrices);
+    const int column_tiles = m > decode_band::COLUMNS ? 2 : 1, slices = clusters ? nvfp4_decode::slices(groups) : 1;
     const cudaError_t error =
         nvfp4_decode::launch_quantiser<Fragments>(rows, scratch, m, column_tiles, overlap, stream);
     if (error != cudaSuccess) return error;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cuda_runtime.h>
 
+#include "convert.cuh"
 #include "load.cuh"
 
 namespace nvfp4 {
@@ -38,13 +39,6 @@ __device__ __forceinline__ void e2m1_pairs(uint32_t (&pair)[8], uint32_t first, 
 template <int Byte>
 __device__ __forceinline__ uint32_t scale_bf16x2(uint32_t scales) {
     return __byte_perm(scales, 0, 0x4040 | Byte << 8 | Byte) * 16u + 0x70007000u;
-}
-
-// BF16 pairs multiplied, subnormal operands included. Minus zero is what adding changes nothing.
-__device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
-    uint32_t result;
-    asm("{ .reg .b32 zero; mov.b32 zero, 0x80008000; fma.rn.bf16x2 %0, %1, %2, zero; }" : "=r"(result) : "r"(a), "r"(b));
-    return result;
 }
 
 // What a lane holds of a tile.

@@ -41,7 +41,7 @@ struct Int8PerChannel {
 
     template <typename Rows>
     __device__ float finish(float total, const Rows &, int, int64_t n) const {
-        total = __fmul_rn(scales[n], total);
+        total = __fmul_rn(scales[n], __fmul_rn(INT8_UNDO, total));
         return bias == nullptr ? total : __fadd_rn(total, bias[n]);
     }
 };
@@ -70,13 +70,16 @@ auto choose(int64_t m, int64_t groups, int64_t k) {
         return m > decode_band::COLUMNS ? decode_band::kernel<decltype(wide), 2, Int8PerChannel, Rows, T>()
                                         : decode_band::kernel<decltype(narrow), 1, Int8PerChannel, Rows, T>();
     };
+    if constexpr (Whole) {
+        if (groups <= 64) return kernel(Form<2, 1, 5, Tail::Zero>(), Form<1, 1, 5, Tail::Zero>());
+        if (groups <= 512 && k <= 8192) return kernel(Ahead<1, 1, 6>(), Ahead<1, 1, 5>());
+        if (groups <= 512) return kernel(Ahead<5, 1, 5>(), Ahead<5, 1, 4>());
+        if (groups <= 960) return kernel(Ahead<2, 2, 4>(), Ahead<2, 2, 2>());
+        if (groups <= 2048) return kernel(Ahead<3, 1, 5>(), Ahead<3, 1, 2>());
+        return kernel(Form<1, 2, 4, Tail::Zero>(), Form<1, 2, 2, Tail::Zero>());
+    }
     // Rows that are not whole tiles are rare and slow by nature: one form serves them.
-    if constexpr (!Whole) return kernel(Form<1, 1, 4, Tail::Zero>(), Form<1, 1, 4, Tail::Zero>());
-    if (groups <= 64) return kernel(Form<1, 1, 8, Tail::Skip>(), Form<1, 1, 5, Tail::Skip>());
-    if (groups <= 512) return k <= 8192 ? kernel(Ahead<1, 1, 6>(), Ahead<1, 1, 4>()) : kernel(Ahead<5, 1, 4>(), Ahead<5, 1, 4>());
-    if (groups <= 960) return kernel(Ahead<2, 2, 4>(), Ahead<2, 2, 2>());
-    if (groups <= 2048) return kernel(Ahead<3, 1, 4>(), Ahead<3, 1, 2>());
-    return kernel(Form<1, 2, 4, Tail::Zero>(), Form<1, 2, 2, Tail::Zero>());
+    return kernel(Form<1, 1, 4, Tail::Zero>(), Form<1, 1, 4, Tail::Zero>());
 }
 
 template <typename T, bool Whole>

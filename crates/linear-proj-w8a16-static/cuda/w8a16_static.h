@@ -22,7 +22,7 @@ enum { W8A16_STATIC_MAX_MATRICES = 4 };
 /* A matrix of weights, and where the rows go that it makes: y[m, n] = bf16(scales[n] * sum over k of q[n, k] * bf16(x[m, k]) +
  * bias[n]). All pointers are device addresses aligned to 16 bytes, all tensors row-major and contiguous. */
 typedef struct {
-    const void *weights;  /* INT8 [ceil(N / 16), ceil(K / 32), 32 lanes, 16], packed as src/pack.rs says */
+    const void *weights;  /* [ceil(N / 16), ceil(K / 32), 32 lanes, 16] bytes, packed as src/pack.rs says */
     const float *scales;  /* [N] */
     const float *bias;    /* [N], or null for none */
     void *y;              /* [M, N] of dtype */

@@ -18,7 +18,7 @@ pub(crate) struct Packed {
     n: usize,
     k: usize,
     /// `[ceil(N / 16), ceil(K / 32), 512]`.
-    weights: Buffer<i8>,
+    weights: Buffer<u8>,
     /// `[N]`.
     scales: Buffer<f32>,
     /// `[N]`.
@@ -117,7 +117,7 @@ impl CudaWeights for Packed {
         // Whole groups of 16 features are read back, then those before and after are dropped.
         let groups = features.start / TILE_N..features.end.div_ceil(TILE_N);
         let group_len = self.k.div_ceil(TILE_K) * TILE;
-        let mut packed = vec![0i8; groups.len() * group_len];
+        let mut packed = vec![0u8; groups.len() * group_len];
         self.weights.copy_range_to_host(&self.stream, groups.start * group_len, &mut packed)?;
         let mut scales = vec![0f32; features.len()];
         self.scales.copy_range_to_host(&self.stream, features.start, &mut scales)?;
