@@ -229,7 +229,7 @@ cudaError_t with_own(int64_t groups, int64_t k, Use use) {
         return use(OwnKernel<T, HELD>(decode_band::kernel<decltype(form), 1, Format, OwnRow<T, HELD>, T>()));
     };
     using std::integral_constant;
-    if (groups <= 64) return kernel(Form<2, 1, 4, Tail::Skip>(), integral_constant<int, 3>());
+    if (groups <= 64) return kernel(Form<2, 1, 3, Tail::Skip>(), integral_constant<int, 3>());
     if (groups <= 512)
         return k <= 6144 ? kernel(Form<3, 2, 1, Tail::Skip, Activations::Early, 0, 8>(), integral_constant<int, 2>())
                          : kernel(Form<6, 2, 1, Tail::Skip, Activations::Early, 0, 8>(), integral_constant<int, 3>());
