@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cuda_runtime.h>
+#include <type_traits>
 
 #include "nvfp4_decode.cuh"
 #include "nvfp4_native.cuh"
@@ -82,27 +83,35 @@ decode_band::Matrices<Format, T> matrices_of(const Call &call, int64_t first) {
     return matrices;
 }
 
-// Rows `first` on of a call, m of them.
-template <typename T>
-cudaError_t project_rows(const Call &call, int64_t first, int64_t m, cudaStream_t stream) {
-    const T *gate = static_cast<const T *>(call.gate);
-    const Rows<T> rows = {static_cast<const T *>(call.x) + first * call.k, call.inverse_balance, call.k, call.single_level,
-                          gate == nullptr ? nullptr : gate + first * call.k};
-    if (prefills(m, call.multiprocessors)) {
-        for (int i = 0; i < call.count; i++) {
-            const Matrix &matrix = call.matrices[i];
-            const cudaError_t error =
-                nvfp4_prefill::launch(matrix.weights, matrix.global, rows, static_cast<T *>(matrix.y) + first * matrix.n,
-                                      call.scratch, m, matrix.n, call.multiprocessors, stream);
-            if (error != cudaSuccess) return error;
-        }
-        return cudaSuccess;
-    }
+// Up to 16 rows of a call, from row `first` on.
+template <typename Rows>
+cudaError_t project_band(const Call &call, const Rows &rows, int64_t first, int64_t m, cudaStream_t stream) {
+    using T = typename Rows::Element;
     const nvfp4_decode::Scratch scratch(call.scratch, call.k);
     return call.native ? nvfp4_native::launch(matrices_of<nvfp4_native::Format, T>(call, first), rows, scratch, m, call.clusters,
                                               call.overlap, stream)
                        : nvfp4_decode::launch(matrices_of<nvfp4_decode::Format, T>(call, first), rows, scratch, m, call.clusters,
                                               call.overlap, stream);
+}
+
+// Rows `first` on of a call, m of them.
+template <typename T>
+cudaError_t project_rows(const Call &call, int64_t first, int64_t m, cudaStream_t stream) {
+    const Rows<T> rows = {static_cast<const T *>(call.x) + first * call.k, call.inverse_balance, call.k, call.single_level};
+    if constexpr (std::is_same_v<T, __nv_bfloat16>)
+        if (call.gate != nullptr) {
+            const GatedRows gated = {rows, static_cast<const T *>(call.gate) + first * call.k};
+            return project_band(call, gated, first, m, stream);
+        }
+    if (!prefills(m, call.multiprocessors)) return project_band(call, rows, first, m, stream);
+    for (int i = 0; i < call.count; i++) {
+        const Matrix &matrix = call.matrices[i];
+        const cudaError_t error =
+            nvfp4_prefill::launch(matrix.weights, matrix.global, rows, static_cast<T *>(matrix.y) + first * matrix.n, call.scratch,
+                                  m, matrix.n, call.multiprocessors, stream);
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
 }
 
 template <typename T>
@@ -131,17 +140,22 @@ inline cudaError_t project(const Call &call, cudaStream_t stream) {
     return cudaErrorInvalidValue;
 }
 
+template <typename Rows>
+cudaError_t prepare_band(bool native) {
+    return native ? nvfp4_native::prepare<Rows>() : nvfp4_decode::prepare<Rows>();
+}
+
 template <typename T>
 cudaError_t prepare(bool prefill, bool native) {
-    const cudaError_t error = native ? nvfp4_native::prepare<T>() : nvfp4_decode::prepare<T>();
+    const cudaError_t error = prepare_band<Rows<T>>(native);
     return error != cudaSuccess || !prefill ? error : nvfp4_prefill::prepare<T>();
 }
 
 // Loads the kernels into the current context, so that no later call does: those of the decode band, native or not, and of the
 // prefill band where asked.
 inline cudaError_t prepare(bool prefill, bool native) {
-    for (cudaError_t error :
-         {prepare<float>(prefill, native), prepare<__half>(prefill, native), prepare<__nv_bfloat16>(prefill, native)})
+    for (cudaError_t error : {prepare<float>(prefill, native), prepare<__half>(prefill, native),
+                              prepare<__nv_bfloat16>(prefill, native), prepare_band<GatedRows>(native)})
         if (error != cudaSuccess) return error;
     return cudaSuccess;
 }

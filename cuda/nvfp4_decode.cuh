@@ -46,15 +46,15 @@ struct Bf16Fragments {
 };
 
 // A row that a block looks through. A thread holds `Held` of its vectors, and reads those of a longer row again.
-template <typename T, int Held>
+template <typename Rows, int Held>
 struct WholeRow {
-    const Rows<T> &rows;
+    const Rows &rows;
     const int64_t m;
     Vector factors[Held];
     uint4 held[Held];
 
     // Loads what no kernel writes.
-    __device__ WholeRow(const Rows<T> &rows, int64_t m) : rows(rows), m(m) {
+    __device__ WholeRow(const Rows &rows, int64_t m) : rows(rows), m(m) {
 #pragma unroll
         for (int i = 0; i < Held; i++) factors[i] = rows.factors(vector(i));
     }
@@ -70,7 +70,7 @@ struct WholeRow {
         for (int i = 0; i < Held; i++) largest = max(largest, rows.balanced(held[i], factors[i]).largest_magnitude());
 #pragma unroll 1
         for (int64_t v = vector(Held); v < vectors(rows.K); v += blockDim.x)
-            largest = max(largest, rows.load(m, v).largest_magnitude());
+            largest = max(largest, rows.balanced(rows.bits(m, v), rows.factors(v)).largest_magnitude());
         return largest_of_block(largest);
     }
 
@@ -82,7 +82,7 @@ struct WholeRow {
             if (vector(i) >= from && vector(i) < last) use(vector(i), rows.balanced(held[i], factors[i]));
 #pragma unroll 1
         for (int64_t v = vector(Held); v < last; v += blockDim.x)
-            if (v >= from) use(v, rows.load(m, v));
+            if (v >= from) use(v, rows.balanced(rows.bits(m, v), rows.factors(v)));
     }
 };
 
@@ -92,13 +92,13 @@ constexpr int MAX_QUANTISER_THREADS = 768;
 
 // Quantises rows: to quantised, by fragments, and globals [M]. Each block looks through all of its row and quantises a part of it:
 // that takes less time than to exchange what they find. Blocks past the end of the row are zeros.
-template <typename Fragments, typename T, int Held>
+template <typename Fragments, typename Rows, int Held>
 __global__ void __launch_bounds__(MAX_QUANTISER_THREADS)
-    quantise(const Rows<T> rows, int column_tiles, uint4 *__restrict__ quantised, float *__restrict__ globals) {
+    quantise(const Rows rows, int column_tiles, uint4 *__restrict__ quantised, float *__restrict__ globals) {
     if constexpr (!decode_band::COMPILED<Fragments>) return;
     const int64_t m = blockIdx.x / QUANTISERS, tiles = vectors(rows.K) / 8;
     const int part = blockIdx.x % QUANTISERS;
-    WholeRow<T, Held> row(rows, m);
+    WholeRow<Rows, Held> row(rows, m);
     wait_for_previous();
     // Not before: the projection would start, and load weights, while the kernel that writes the rows still runs.
     let_next_start();
@@ -129,9 +129,9 @@ struct QuantisedRows {
 
 // One row, quantised in the kernel that multiplies it: each block looks through all of it, and has its slice in shared memory. For one
 // row that is less work than to wait for another kernel, or for the other blocks of a cluster.
-template <typename T, int Held>
+template <typename Rows, int Held>
 struct OwnRow {
-    Rows<T> rows;
+    Rows rows;
     const uint4 *slice = nullptr;  // in shared memory, from vector `from` on
     int64_t from = 0;
     float scale = 0.0f;
@@ -147,7 +147,7 @@ struct OwnRow {
     __device__ void prepare(const decode_band::Shape &, int64_t begin, int64_t end, char *shared) {
         uint4 *own = reinterpret_cast<uint4 *>(shared);
         from = begin / Vector::LENGTH;
-        WholeRow<T, Held> row(rows, 0);
+        WholeRow<Rows, Held> row(rows, 0);
         wait_for_previous();
         scale = rows.global(row.load());
         const float reciprocal = __frcp_rn(scale);
@@ -216,17 +216,18 @@ inline int slices(int64_t groups) {
 }
 
 // A kernel for one row that quantises it itself.
-template <typename T, int Held>
-using OwnKernel = decode_band::Kernel<Format, OwnRow<T, Held>, T>;
+template <typename Rows, int Held>
+using OwnKernel = decode_band::Kernel<Format, OwnRow<Rows, Held>, typename Rows::Element>;
 
 // Calls `use` with the fastest kernel for one row of those that were measured on an H200: few blocks of many features, one a
 // multiprocessor, so that few quantise the row, and threads enough to hold it. With very many blocks even that is too much, and the
 // quantiser does it.
-template <typename T, typename Use>
+template <typename Rows, typename Use>
 cudaError_t with_own(int64_t groups, int64_t k, Use use) {
     const auto kernel = [&](auto form, auto held) {
         constexpr int HELD = decltype(held)::value;
-        return use(OwnKernel<T, HELD>(decode_band::kernel<decltype(form), 1, Format, OwnRow<T, HELD>, T>()));
+        return use(OwnKernel<Rows, HELD>(
+            decode_band::kernel<decltype(form), 1, Format, OwnRow<Rows, HELD>, typename Rows::Element>()));
     };
     using std::integral_constant;
     if (groups <= 64) return kernel(Form<2, 1, 3, Tail::Skip>(), integral_constant<int, 3>());
@@ -239,17 +240,17 @@ cudaError_t with_own(int64_t groups, int64_t k, Use use) {
 }
 
 // Whether that is the way for this call: its slice fits beside the sums.
-template <typename T>
+template <typename Rows>
 bool own_row(int64_t m, int64_t groups, int64_t k, int slices) {
-    return m == 1 && groups <= 2376 && OwnRow<T, 1>::bytes(k, slices) <= decode_band::MAX_SHARED / 2;
+    return m == 1 && groups <= 2376 && OwnRow<Rows, 1>::bytes(k, slices) <= decode_band::MAX_SHARED / 2;
 }
 
-template <typename T, int Held>
-cudaError_t launch_own(const OwnKernel<T, Held> &kernel, const decode_band::Matrices<Format, T> &matrices, const Rows<T> &rows,
-                       int slices, bool overlap, cudaStream_t stream) {
-    OwnRow<T, Held> own;
+template <typename Rows, int Held>
+cudaError_t launch_own(const OwnKernel<Rows, Held> &kernel, const decode_band::Matrices<Format, typename Rows::Element> &matrices,
+                       const Rows &rows, int slices, bool overlap, cudaStream_t stream) {
+    OwnRow<Rows, Held> own;
     own.rows = rows;
-    const int64_t bytes = OwnRow<T, Held>::bytes(rows.K, slices);
+    const int64_t bytes = OwnRow<Rows, Held>::bytes(rows.K, slices);
     return decode_band::launch(kernel, matrices, own, bytes, 1, rows.K, slices, overlap, stream);
 }
 
@@ -284,8 +285,8 @@ struct Scratch {
 };
 
 // Queues the quantiser.
-template <typename Fragments, typename T>
-cudaError_t launch_quantiser(const Rows<T> &rows, const Scratch &scratch, int64_t m, int column_tiles, bool overlap,
+template <typename Fragments, typename Rows>
+cudaError_t launch_quantiser(const Rows &rows, const Scratch &scratch, int64_t m, int column_tiles, bool overlap,
                              cudaStream_t stream) {
     const bool is_long = rows.K > LONG_ROW;
     const int64_t threads = (vectors(rows.K) / (is_long ? 3 : 2) + 31) / 32 * 32;
@@ -294,25 +295,26 @@ cudaError_t launch_quantiser(const Rows<T> &rows, const Scratch &scratch, int64_
     launch.threads = static_cast<int>(threads < MAX_QUANTISER_THREADS ? threads : MAX_QUANTISER_THREADS);
     launch.overlap = overlap;
     launch.stream = stream;
-    return launch_kernel(launch, is_long ? quantise<Fragments, T, 3> : quantise<Fragments, T, 2>, rows, column_tiles, scratch.rows,
+    return launch_kernel(launch, is_long ? quantise<Fragments, Rows, 3> : quantise<Fragments, Rows, 2>, rows, column_tiles, scratch.rows,
                          scratch.globals);
 }
 
 // Loads it into the current context.
-template <typename Fragments, typename T>
+template <typename Fragments, typename Rows>
 cudaError_t prepare_quantiser() {
-    const cudaError_t error = decode_band::load(quantise<Fragments, T, 2>);
-    return error != cudaSuccess ? error : decode_band::load(quantise<Fragments, T, 3>);
+    const cudaError_t error = decode_band::load(quantise<Fragments, Rows, 2>);
+    return error != cudaSuccess ? error : decode_band::load(quantise<Fragments, Rows, 3>);
 }
 
 // Queues the quantiser, where there is one, and the projection of x [M, K] by all matrices, M up to 16, K a multiple of 16.
-template <typename T>
-cudaError_t launch(const decode_band::Matrices<Format, T> &matrices, const Rows<T> &rows, const Scratch &scratch, int64_t m,
-                   bool clusters, bool overlap, cudaStream_t stream) {
+template <typename Rows>
+cudaError_t launch(const decode_band::Matrices<Format, typename Rows::Element> &matrices, const Rows &rows, const Scratch &scratch,
+                   int64_t m, bool clusters, bool overlap, cudaStream_t stream) {
+    using T = typename Rows::Element;
     const int64_t k = rows.K, groups = decode_band::groups(matrices);
     const int cut = clusters ? slices(groups) : 1;
-    if (own_row<T>(m, groups, k, cut))
-        return with_own<T>(groups, k, [&](const auto &kernel) { return launch_own(kernel, matrices, rows, cut, overlap, stream); });
+    if (own_row<Rows>(m, groups, k, cut))
+        return with_own<Rows>(groups, k, [&](const auto &kernel) { return launch_own(kernel, matrices, rows, cut, overlap, stream); });
     const int column_tiles = m > decode_band::COLUMNS ? 2 : 1;
     const cudaError_t error = launch_quantiser<Bf16Fragments>(rows, scratch, m, column_tiles, overlap, stream);
     if (error != cudaSuccess) return error;
@@ -325,13 +327,14 @@ cudaError_t launch(const decode_band::Matrices<Format, T> &matrices, const Rows<
 }
 
 // Loads every kernel that `launch` may choose into the current context.
-template <typename T>
+template <typename Rows>
 cudaError_t prepare() {
-    cudaError_t error = prepare_quantiser<Bf16Fragments, T>();
+    using T = typename Rows::Element;
+    cudaError_t error = prepare_quantiser<Bf16Fragments, Rows>();
     for (int64_t groups : {1, 65, 513, 793, 961, 2049}) {
         for (int64_t k : {64, 16384})
             if (error == cudaSuccess)
-                error = with_own<T>(groups, k, [](const auto &kernel) { return decode_band::load(kernel.function); });
+                error = with_own<Rows>(groups, k, [](const auto &kernel) { return decode_band::load(kernel.function); });
         if (error == cudaSuccess) error = decode_band::load(choose_narrow<T>(groups).function);
         if (error == cudaSuccess) error = decode_band::load(choose_wide<T>(groups).function);
     }

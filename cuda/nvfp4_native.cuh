@@ -165,13 +165,13 @@ auto kernel() {
 }
 
 // Queues the quantiser and the projection of x [M, K] by all matrices, M up to 16, K a multiple of 16.
-template <typename T>
-cudaError_t launch(const decode_band::Matrices<Format, T> &matrices, const Rows<T> &rows, const Scratch &scratch, int64_t m,
-                   bool clusters, bool overlap, cudaStream_t stream) {
+template <typename Rows>
+cudaError_t launch(const decode_band::Matrices<Format, typename Rows::Element> &matrices, const Rows &rows, const Scratch &scratch,
+                   int64_t m, bool clusters, bool overlap, cudaStream_t stream) {
+    using T = typename Rows::Element;
     const int64_t k = rows.K, groups = decode_band::groups(matrices);
     const int column_tiles = m > decode_band::COLUMNS ? 2 : 1, slices = clusters ? nvfp4_decode::slices(groups) : 1;
-    const cudaError_t error =
-        nvfp4_decode::launch_quantiser<Fragments>(rows, scratch, m, column_tiles, overlap, stream);
+    const cudaError_t error = nvfp4_decode::launch_quantiser<Fragments>(rows, scratch, m, column_tiles, overlap, stream);
     if (error != cudaSuccess) return error;
     if (column_tiles == 2) {
         const QuantisedRows<2> quantised = {scratch.rows, scratch.globals};
@@ -182,9 +182,10 @@ cudaError_t launch(const decode_band::Matrices<Format, T> &matrices, const Rows<
 }
 
 // Loads every kernel that `launch` may choose into the current context.
-template <typename T>
+template <typename Rows>
 cudaError_t prepare() {
-    cudaError_t error = nvfp4_decode::prepare_quantiser<Fragments, T>();
+    using T = typename Rows::Element;
+    cudaError_t error = nvfp4_decode::prepare_quantiser<Fragments, Rows>();
     if (error == cudaSuccess) error = decode_band::load(kernel<1, T>().function);
     return error != cudaSuccess ? error : decode_band::load(kernel<2, T>().function);
 }

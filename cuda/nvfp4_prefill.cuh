@@ -88,8 +88,7 @@ __device__ __forceinline__ void quantise_row(const Rows<T> &rows, int64_t m, uns
 // One block quantises one row of x [M, K] into the image, and writes what finishes the row's sums: the row's global times
 // `weights_scale`. A row that is not finite gets a scale of NaN and elements of zero.
 template <typename T>
-__global__ void __launch_bounds__(QUANTISER_THREADS, 6) quantise(Rows<T> rows, Scratch scratch, double weights_scale) {
-    rows.gate = nullptr;  // no prompt has one
+__global__ void __launch_bounds__(QUANTISER_THREADS, 6) quantise(const Rows<T> rows, Scratch scratch, double weights_scale) {
     const int64_t m = blockIdx.x;
     uint32_t largest = 0;
 #pragma unroll 4

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
-#include <type_traits>
 
 #include "bf16x8.cuh"
 #include "rows.cuh"
@@ -33,20 +32,17 @@ struct alignas(16) Vector {
 // Rows on their way to a quantiser.
 template <typename T>
 struct Rows {
+    using Element = T;
+
     const T *x;                    // [M, K]
     const float *inverse_balance;  // [K], or null
     int64_t K;                     // a multiple of 16
     bool single_level;             // whether the global scale is 1, not the row's own
-    const T *gate = nullptr;       // [M, K] of BF16, or null: each x is to be multiplied by silu of its gate first
 
     // Rounded to BF16; zeros past the end of the row.
     __device__ uint4 bits(int64_t m, int64_t vector) const {
         const int64_t k = vector * Vector::LENGTH;
-        if (k >= K) return make_uint4(0, 0, 0, 0);
-        const uint4 in = load_row8<true>(x + m * K + k, Vector::LENGTH);
-        if constexpr (std::is_same_v<T, __nv_bfloat16>)
-            if (gate != nullptr) return bf16x8::silu_mul(load_row8<true>(gate + m * K + k, Vector::LENGTH), in);
-        return in;
+        return k < K ? load_row8<true>(x + m * K + k, Vector::LENGTH) : make_uint4(0, 0, 0, 0);
     }
 
     // 1 / s where there is a balance, which no kernel writes; zeros past the end of the row.
@@ -78,6 +74,18 @@ struct Rows {
     __device__ float global(uint32_t largest) const {
         if (largest >= 0x7f800000u) return __uint_as_float(0x7fc00000u);
         return single_level ? 1.0f : __fdiv_rn(__uint_as_float(largest), MAX_E2M1 * MAX_E4M3);
+    }
+};
+
+// Rows that are multiplied by silu of their gates first. A type of its own: the instructions of it would be in the way of other rows.
+struct GatedRows : Rows<__nv_bfloat16> {
+    const __nv_bfloat16 *gate;  // [M, K]
+
+    __device__ uint4 bits(int64_t m, int64_t vector) const {
+        const int64_t k = vector * Vector::LENGTH;
+        if (k >= K) return make_uint4(0, 0, 0, 0);
+        const uint4 in = load_row8<true>(x + m * K + k, Vector::LENGTH);
+        return bf16x8::silu_mul(load_row8<true>(gate + m * K + k, Vector::LENGTH), in);
     }
 };
 
