@@ -1,6 +1,8 @@
 // The mixer of a gated-delta layer: which kernel a shape takes.
 #include "gated_delta.cuh"
 
+#include <algorithm>
+
 namespace {
 
 using gated_delta::Call;
@@ -11,6 +13,9 @@ constexpr int MAX_KEY_HEADS = 1 << 15;  // so that the channels of a row are cou
 constexpr int COLUMNS = 64;             // of a block
 constexpr int CHUNK = 64;               // rows of a chunk, where shared memory has room for them
 constexpr int MAX_SHARED = 200 << 10;
+// More than half of a multiprocessor's, for a block of its own each. Blocks start while the kernel before ends, and would go two by
+// two to the multiprocessors that are free first.
+constexpr int MIN_SHARED = 116 << 10;
 
 struct Kernel {
     void (*function)(Call, int);
@@ -74,7 +79,7 @@ extern "C" int qwen3_5_gated_delta(const qwen3_5_gated_delta_call *call, cudaStr
         launch.cluster = cluster(*call);
         launch.blocks = static_cast<int64_t>(call->key_heads) * launch.cluster;
         launch.threads = kernel.threads;
-        launch.shared = static_cast<size_t>(kernel.bytes(call->taps, rows));
+        launch.shared = static_cast<size_t>(std::max<int64_t>(kernel.bytes(call->taps, rows), MIN_SHARED));
         launch.overlap = call->overlap != 0;
         launch.stream = stream;
         return launch_kernel(launch, kernel.function, *call, rows);
