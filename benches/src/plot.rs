@@ -73,8 +73,8 @@ fn chart(results: &Results, id: &str, rows: &[&Row], path: &Path) -> Result<()> 
         .configure_mesh()
         .x_desc("megabytes that the call must move")
         .y_desc("microseconds")
-        .x_label_formatter(&|mb| format!("{mb}"))
-        .y_label_formatter(&|us| format!("{us}"))
+        .x_label_formatter(&tick)
+        .y_label_formatter(&tick)
         .label_style((FONT, 14))
         .axis_desc_style((FONT, 15))
         .light_line_style(BLACK.mix(0.05))
@@ -140,6 +140,13 @@ fn subject(row: &Row) -> String {
         (_, _, Some(ctx), None) => format!("{ctx} positions"),
         _ => row.shape.clone().unwrap_or_default(),
     }
+}
+
+/// The name of a tick of a logarithmic axis: 1, 2 and 5 times a power of ten have one, as there is no room for more.
+fn tick(value: &f64) -> String {
+    let leading = value / 10f64.powf(value.log10().floor());
+    let named = [1.0, 2.0, 5.0].iter().any(|digit| (leading - digit).abs() < 1e-6);
+    if named { value.to_string() } else { String::new() }
 }
 
 /// The shape of each point of M = 1 and its share of the floor, to the lower right of the point. Where a second shape moves the
