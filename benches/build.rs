@@ -1,7 +1,7 @@
 //! Compiles the streaming read, where there is a compiler, and notes what the kernel sources of the workspace were.
 
 use std::path::Path;
-use std::{io, process};
+use std::{env, io, process};
 
 fn main() {
     kernel_build::compile("stream_read", &["cuda/stream_read.cu"]);
@@ -13,7 +13,9 @@ fn main() {
 
 /// Results carry the digest of all kernel sources, so a change in any crate's makes this run again.
 fn note_sources() -> io::Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or(io::ErrorKind::NotFound)?;
+    // Asked for when this runs: the same program may have been compiled in another checkout.
+    let package = env::var_os("CARGO_MANIFEST_DIR").ok_or(io::ErrorKind::NotFound)?;
+    let root = Path::new(&package).parent().ok_or(io::ErrorKind::NotFound)?;
     for folder in kernel_build::sources_dirs(root)? {
         println!("cargo::rerun-if-changed={}", folder.display());
     }
